@@ -1,0 +1,115 @@
+"""Every setting of blendrag in one place: keyword arguments, `BLENDRAG_*` variables, or a YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from blendrag.errors import ConfigError
+from blendrag.policies import POLICIES, Policy, make_policy
+
+DELIMITER = "\ue000"
+"""The default blend delimiter: a private-use character, which `str.strip()` and chat templates leave alone."""
+
+
+class BlendConfig(BaseSettings):
+    """Settings of an engine, its policy and its chunk store.
+
+    Keyword arguments win over environment variables (`BLENDRAG_POLICY`, `BLENDRAG_RATIO`, ...),
+    which win over the defaults.  Sizes take numbers of bytes or text such as "4GiB".
+
+    Raises:
+        ConfigError: an unknown setting, or a value out of range.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="BLENDRAG_", extra="forbid", frozen=True)
+
+    policy: str = Field("query", description="which tokens are recomputed: " + ", ".join(POLICIES))
+    ratio: float | None = Field(None, ge=0, le=1, description="share of the reused tokens to recompute")
+    policy_settings: dict[str, Any] = Field({}, description="further settings of the policy, by name")
+
+    delimiter: str = Field(DELIMITER, min_length=1, description="marks chunk boundaries in prompt text")
+    keep_delimiter: bool = Field(False, description="leave the delimiter in the prompt, as LMCache does")
+    min_chunk_tokens: int = Field(16, ge=1, description="shorter chunks are computed, not stored")
+
+    store_path: Path | None = Field(None, description="folder of the disk tier; none: host RAM only")
+    ram_bytes: ByteSize = Field(ByteSize(4 * 2**30), description="budget of the host-RAM tier")
+    namespace: str = Field("default", min_length=1, description="chunks are shared within a namespace only")
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise ConfigError(_explain(error)) from error
+
+    @field_validator("store_path")
+    @classmethod
+    def _expand_home(cls, path: Path | None) -> Path | None:
+        return path.expanduser() if path else None
+
+    @model_validator(mode="after")
+    def _policy_exists(self) -> BlendConfig:
+        try:
+            self.make_policy()
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def make_policy(self, **overrides: Any) -> Policy:
+        """The policy these settings describe.
+
+        Args:
+            overrides: per-request `policy` (name, mapping or `Policy`), `ratio`, and further
+                settings of the policy.  A request that names another policy starts from that
+                policy's defaults; `ratio` is kept where both policies have one.
+
+        Raises:
+            ConfigError: an unknown policy or setting.
+        """
+        chosen = overrides.pop("policy", None)
+        if isinstance(chosen, Policy):
+            return make_policy(chosen)
+        named = {"policy": chosen} if isinstance(chosen, str) else dict(chosen or {})
+        name = named.get("policy", self.policy)
+        settings = dict(self.policy_settings) if name == self.policy else {}
+        kind = POLICIES.get(name)
+        if self.ratio is not None and kind and "ratio" in kind.__dataclass_fields__:
+            settings["ratio"] = self.ratio
+        settings |= named | {key: value for key, value in overrides.items() if value is not None}
+        return make_policy(settings | {"policy": name})
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, **overrides: Any) -> BlendConfig:
+        """Settings from a YAML mapping of the field names; `overrides` win over the file."""
+        return cls(**(read_yaml(path) | overrides))
+
+    @classmethod
+    def from_lmcache(cls, path: str | Path, **overrides: Any) -> BlendConfig:
+        """Settings from an LMCache YAML file; see `blendrag.lmcache`."""
+        from blendrag.lmcache import translate
+
+        return cls(**(translate(read_yaml(path)) | overrides))
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; ConfigError where there is none."""
+    try:
+        content = yaml.safe_load(Path(path).expanduser().read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML ({error}): check the path and the syntax") from error
+    if not isinstance(content or {}, dict):
+        raise ConfigError(f"{path} holds no mapping of settings: write one `name: value` a line")
+    return content or {}
+
+
+def _explain(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    name = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"there is no setting {name!r}: choose from {', '.join(BlendConfig.model_fields)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{name}: {message} (got {problem['input']!r})" if name else message

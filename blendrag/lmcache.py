@@ -1,0 +1,59 @@
+"""Reads LMCache's YAML settings for blending, so that a deployment can move over without rewriting them.
+
+Key names and meanings: LMCache 0.5.6, `lmcache/v1/config.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from urllib.parse import urlparse
+
+from blendrag.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+
+
+def translate(settings: dict[str, Any]) -> dict[str, Any]:
+    """`BlendConfig` settings from LMCache's; each key that has no counterpart is named in one warning.
+
+    Raises:
+        ConfigError: a value that LMCache itself would refuse.
+    """
+    settings = dict(settings)
+    result: dict[str, Any] = {"policy": "cacheblend", "policy_settings": {"deviation": "k"},
+                              "delimiter": settings.pop("blend_special_str", " # # ")}
+    if (ratios := _numbers(settings, "blend_recompute_ratios")) is not None:
+        result["ratio"] = float(ratios[0])
+    if (layers := _numbers(settings, "blend_check_layers")) is not None:
+        result["policy_settings"]["check_layer"] = int(layers[0])
+    if (tokens := settings.pop("blend_min_tokens", None)) is not None:
+        result["min_chunk_tokens"] = tokens
+    if settings.pop("local_cpu", True):
+        result["ram_bytes"] = int(float(settings.pop("max_local_cpu_size", 5.0)) * _GIB)
+    if disk := settings.pop("local_disk", None):
+        result["store_path"] = urlparse(str(disk)).path if "://" in str(disk) else str(disk)
+    settings.pop("enable_blending", None)
+    if settings:
+        logger.warning("LMCache settings without a counterpart in blendrag, ignored: %s", ", ".join(sorted(settings)))
+    return result
+
+
+def _numbers(settings: dict[str, Any], key: str) -> list[float] | None:
+    value = settings.pop(key, None)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = value.split(",")
+    values = value if isinstance(value, list) else [value]
+    try:
+        numbers = [float(v) for v in values]
+    except (TypeError, ValueError):
+        numbers = []
+    if not numbers:
+        raise ConfigError(f"LMCache setting {key}: {value!r} is no list of numbers")
+    if len(numbers) > 1:
+        logger.warning("LMCache setting %s: only the first of %d values is used", key, len(numbers))
+    return numbers

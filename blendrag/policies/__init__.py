@@ -1,0 +1,50 @@
+"""Policies by name: which tokens of the reused chunks are computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from blendrag.errors import ConfigError
+from blendrag.policies.base import Attention, Deviation, Evidence, Layout, Policy
+from blendrag.policies.cacheblend import CacheBlend
+from blendrag.policies.first import First
+from blendrag.policies.full import Full
+from blendrag.policies.none import NoRecompute
+from blendrag.policies.query import Query
+
+POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Full, NoRecompute, First, CacheBlend, Query)}
+
+__all__ = ["POLICIES", "Attention", "CacheBlend", "Deviation", "Evidence", "First", "Full", "Layout", "NoRecompute",
+           "Policy", "Query", "make_policy"]
+
+
+def make_policy(spec: str | Policy | Mapping[str, Any]) -> Policy:
+    """A policy from its name, from `{"policy": name, setting: value}`, or as it is.
+
+    Raises:
+        ConfigError: an unknown policy or setting, or a value out of range.
+    """
+    if isinstance(spec, Policy):
+        return spec
+    settings = {"policy": spec} if isinstance(spec, str) else dict(spec)
+    name = settings.pop("policy", None)
+    if name not in POLICIES:
+        raise ConfigError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}")
+    kind = POLICIES[name]
+    known = set(kind.__dataclass_fields__)
+    if unknown := set(settings) - known:
+        raise ConfigError(f"policy {name!r} has no setting {', '.join(sorted(unknown))}: "
+                          f"it takes {', '.join(sorted(known)) or 'none'}")
+    try:
+        policy: Policy = TypeAdapter(kind).validate_python(settings)
+    except ValidationError as error:
+        raise ConfigError(f"policy {name!r}: {_first_problem(error)}") from error
+    return policy
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg'][0].lower()}{problem['msg'][1:]}"

@@ -1,0 +1,97 @@
+"""What a policy is: the answer to "which tokens of the reused chunks are computed again?"."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A share of something, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Evidence: how far a token's stored key or value is from a freshly computed one.
+
+    All rows of the prompt are computed up to `layer`; the score of a token is the squared L2
+    distance over heads and head size there.  Cost: `layer` layers of a full prefill.
+    """
+
+    layer: int
+    of: Literal["k", "v"]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Evidence: how much the question attends to a token.
+
+    The question's rows run over the stored context, at global positions.  In each layer of
+    `layers` the softmax weights are averaged over heads, reduced over the question's rows by
+    `over_rows`, and the layers' results are added up.  Cost: the question's rows, up to the last
+    of `layers`.
+    """
+
+    layers: tuple[int, ...]
+    over_rows: Literal["norm", "mean"]
+
+
+Evidence = Deviation | Attention
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the reused chunks lie in a prompt.
+
+    Attributes:
+        reused: bool [tokens]; True where stored KV stands in that is approximate at this place.
+            Tokens that are False are exact already or are computed in any case.
+        chunks: `(start, end)` of each such chunk, in prompt order, ends exclusive.
+    """
+
+    reused: torch.Tensor
+    chunks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """Chooses the tokens of reused chunks whose KV is recomputed.
+
+    A policy is a frozen dataclass: its fields are its settings and its identity.  It sees no
+    model; where it needs evidence it asks for it and is given one score per token.
+    """
+
+    name: ClassVar[str]
+
+    def evidence(self, num_layers: int) -> Evidence | None:
+        """What has to be measured before `select`; None where nothing has."""
+        return None
+
+    @abstractmethod
+    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
+        """The tokens to compute again.
+
+        Args:
+            layout: where the reused chunks lie.
+            scores: float32 [tokens], the evidence asked for; None where none was asked for.
+
+        Returns:
+            bool [tokens] on the device of `layout.reused`; True outside `layout.reused` is ignored.
+        """
+
+    def settings(self) -> dict[str, Any]:
+        """`{"policy": name, setting: value, ...}`, which `make_policy` turns back into the policy."""
+        return {"policy": self.name, **asdict(self)}
+
+
+def best(layout: Layout, scores: torch.Tensor, ratio: float) -> torch.Tensor:
+    """The `ratio` of the reused tokens with the highest scores, as bool [tokens]; at least one."""
+    total = int(layout.reused.sum())
+    count = min(total, max(1, round(ratio * total))) if ratio > 0 else 0
+    picked = scores.masked_fill(~layout.reused, float("-inf")).topk(count).indices
+    chosen = torch.zeros_like(layout.reused)
+    chosen[picked] = True
+    return chosen

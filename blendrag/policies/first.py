@@ -1,0 +1,27 @@
+"""EPIC / LegoLink (Hu et al., ICML 2025, arXiv 2410.15332): the first tokens of each chunk."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+
+from blendrag.policies.base import Layout, Policy
+
+
+@dataclass(frozen=True)
+class First(Policy):
+    """Recomputes the first `tokens` tokens of each chunk, where its attention sinks are.
+
+    Needs no evidence, so the rows are known before anything is loaded.
+    """
+
+    name: ClassVar[str] = "first"
+
+    tokens: Annotated[int, Field(ge=0)] = 16
+
+    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
+        chosen = torch.zeros_like(layout.reused)
+        for start, end in layout.chunks:
+            chosen[start : min(end, start + self.tokens)] = True
+        return chosen

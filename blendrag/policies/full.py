@@ -1,0 +1,18 @@
+"""All rows: the blend pass is a full prefill, and must equal plain vLLM."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from blendrag.policies.base import Layout, Policy
+
+
+@dataclass(frozen=True)
+class Full(Policy):
+    """Recomputes every token.  The conformance test of the whole machine."""
+
+    name: ClassVar[str] = "full"
+
+    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
+        return layout.reused.clone()

@@ -1,0 +1,18 @@
+"""No rows: stored KV is moved to its place and used as it is."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from blendrag.policies.base import Layout, Policy
+
+
+@dataclass(frozen=True)
+class NoRecompute(Policy):
+    """Recomputes nothing.  The fastest, and on multi-hop questions the worst, answer."""
+
+    name: ClassVar[str] = "none"
+
+    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
+        return torch.zeros_like(layout.reused)

@@ -1,0 +1,34 @@
+"""Query-aware selection (InfoFlow KV, arXiv 2603.05353): the tokens that the question attends to."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from blendrag.policies.base import Attention, Evidence, Layout, Policy, Share, best
+
+
+@dataclass(frozen=True)
+class Query(Policy):
+    """Runs the question over the stored context and recomputes what it looks at.
+
+    Attributes:
+        ratio: share of the reused tokens to recompute, 0 to 1.
+        layers: `(from, to)` as shares of the depth; attention is measured in these layers.
+        over_rows: reduce over the question's tokens by L2 "norm" (InfoFlow's code) or "mean".
+    """
+
+    name: ClassVar[str] = "query"
+
+    ratio: Share = 0.15
+    layers: tuple[Share, Share] = (0.5, 1.0)
+    over_rows: Literal["norm", "mean"] = "norm"
+
+    def evidence(self, num_layers: int) -> Evidence:
+        first = min(int(self.layers[0] * num_layers), num_layers - 1)
+        last = max(first + 1, round(self.layers[1] * num_layers))
+        return Attention(layers=tuple(range(first, min(last, num_layers))), over_rows=self.over_rows)
+
+    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
+        assert scores is not None
+        return best(layout, scores, self.ratio)

@@ -1,0 +1,97 @@
+"""Attention of some rows of a prompt over all of it, with the exact mask.
+
+A row at position p sees the keys at positions `k <= p` (and, with a sliding window w, `k > p - w`).
+Flash kernels' `causal=True` aligns the last row with the last key instead, which lets scattered rows
+see the future.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+_TILE = 128
+
+
+@dataclass
+class Rows:
+    """Which rows attend, and what they may see.
+
+    Attributes:
+        positions: int64 [rows], ascending, on the model's device.
+        keys: number of keys; the key at index i has position i.
+        valid: bool [keys]; False where there is no KV. None: all valid.
+    """
+
+    positions: torch.Tensor
+    keys: int
+    valid: torch.Tensor | None = None
+    _masks: dict[int, list[tuple[slice, slice, torch.Tensor]]] = field(default_factory=dict)
+
+    def masks(self, window: int) -> list[tuple[slice, slice, torch.Tensor]]:
+        """`(rows, keys, bool mask)` tiles that skip what no row of the tile sees; computed once for all layers."""
+        if window not in self._masks:
+            self._masks[window] = [self._tile(at, window) for at in range(0, len(self.positions), _TILE)]
+        return self._masks[window]
+
+    def _tile(self, at: int, window: int) -> tuple[slice, slice, torch.Tensor]:
+        positions = self.positions[at : at + _TILE]
+        first = max(0, int(positions[0]) - window + 1) if window else 0
+        last = min(self.keys, int(positions[-1]) + 1)
+        return slice(at, at + len(positions)), slice(first, last), self.visible(positions, first, last, window)
+
+    def visible(self, positions: torch.Tensor, first: int, last: int, window: int) -> torch.Tensor:
+        """bool [len(positions), last - first]: which of the keys `first..last` each position sees."""
+        keys = torch.arange(first, last, device=positions.device)
+        seen = keys[None] <= positions[:, None]
+        if window:
+            seen &= keys[None] > positions[:, None] - window
+        if self.valid is not None:
+            seen &= self.valid[None, first:last]
+        return seen
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, scale: float, window: int = 0,
+           soft_cap: float = 0.0) -> torch.Tensor:
+    """softmax(q k^T scale) v over the keys each row sees.
+
+    Args:
+        q: [rows, heads, head size].
+        k, v: [keys, kv heads, head size], in the order of positions.
+        window: sliding window in tokens, the row's own included; 0 for none.
+        soft_cap: logits x become cap * tanh(x / cap); 0 for none.
+
+    Returns:
+        [rows, heads, head size] in q's dtype.
+    """
+    if q.is_cuda:
+        from blendrag.runtime.triton_attention import attend_triton
+
+        return attend_triton(q, k, v, rows.positions, rows.valid, scale=scale, window=window, soft_cap=soft_cap)
+    out = torch.empty_like(q)
+    for at, seen, mask in rows.masks(window):
+        if soft_cap:
+            weights = scores(q[at], k[seen], mask, scale=scale, soft_cap=soft_cap)
+            out[at] = torch.einsum("hqk,khd->qhd", weights, _per_head(v[seen], q.shape[1]).float()).to(q.dtype)
+        else:
+            tile = scaled_dot_product_attention(
+                q[at].transpose(0, 1)[None], k[seen].transpose(0, 1)[None], v[seen].transpose(0, 1)[None],
+                attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+            out[at] = tile[0].transpose(0, 1)
+    return out
+
+
+def scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, *, scale: float, soft_cap: float = 0.0) -> torch.Tensor:
+    """Softmax weights [heads, rows, keys], float32.  Mask: bool [rows, keys], True = seen."""
+    heads, kv_heads = q.shape[1], k.shape[1]
+    grouped = q.float().reshape(q.shape[0], kv_heads, heads // kv_heads, -1)
+    logits = torch.einsum("qgmd,kgd->gmqk", grouped, k.float()).flatten(0, 1) * scale
+    if soft_cap:
+        logits = torch.tanh(logits / soft_cap) * soft_cap
+    return logits.masked_fill(~mask, float("-inf")).softmax(-1)
+
+
+def _per_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    return x.repeat_interleave(heads // x.shape[1], 1)

@@ -1,0 +1,22 @@
+"""Every difference between supported vLLM versions (0.26 and newer) that blendrag has to know about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def hash_block_size(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
+    """Tokens that one prefix-cache hash stands for."""
+    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
+
+
+def token_prompt(ids: list[int], cache_salt: str | None) -> dict[str, Any]:
+    """A prompt of token ids as vLLM's engine takes it."""
+    prompt: dict[str, Any] = {"prompt_token_ids": ids}
+    return prompt | ({"cache_salt": cache_salt} if cache_salt else {})

@@ -1,0 +1,171 @@
+"""The KV connector vLLM loads by name: the scheduler half plans, the worker half runs blend passes.
+
+It claims every prompt token but the last of a request that reuses stored chunks.  vLLM allocates
+the blocks, and before its own forward the worker half fills them (`start_load_kv`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from blendrag.config import BlendConfig
+from blendrag.runtime.blender import Blender
+from blendrag.runtime.compat import hash_block_size
+from blendrag.runtime.messages import BlendJob, BlendMetadata, BlendReport, BlendReports, ModelFacts
+from blendrag.runtime.planner import Plan, Planner
+from blendrag.runtime.salt import salt_block_hashes
+from blendrag.store import ChunkStore, open_store
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+MARKS = "blend"
+"""Key of `kv_transfer_params` under which a request's chunk marks travel in and its statistics travel out."""
+
+
+class BlendConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Blends stored chunks into prompts; see docs/design.md."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = dict(self._kv_transfer_config.kv_connector_extra_config)
+        store_name = extra.pop("store_name", None)
+        self.config = BlendConfig(**extra)
+        self.store: ChunkStore = open_store(self.config.store_path, self.config.ram_bytes, name=store_name)
+        self.planner = Planner(self.config, self.store)
+        self.blender: Blender | None = None
+        self._plans: dict[str, Plan] = {}
+        self._jobs: list[BlendJob] = []
+        self._pending: dict[str, tuple[Plan, dict[str, Any]]] = {}
+        self._reports: dict[str, BlendReport] = {}
+        self._failed_blocks: set[int] = set()
+
+    # Scheduler half.
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        facts = metadata[0]
+        assert isinstance(facts, ModelFacts)
+        self.planner.facts = facts
+
+    def on_new_request(self, request: Request) -> None:
+        marks = (request.kv_transfer_params or {}).get(MARKS)
+        if marks is None:
+            return
+        plan = self.planner.plan(request, marks)
+        self._plans[request.request_id] = plan
+        if plan.placements:
+            block_size = hash_block_size(self._vllm_config, self._kv_cache_config)
+            salt_block_hashes(request, plan.exact_tokens, block_size, plan.salt)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+        plan = self._plans.get(request.request_id)
+        if plan is None:
+            return 0, False
+        plan.stats.prefix_cached_tokens = num_computed_tokens
+        # A hit that reaches into blended blocks is this same prompt again; what is left is a block at the most.
+        useful = any(p.end > num_computed_tokens for p in plan.placements)
+        if not useful or num_computed_tokens > plan.exact_tokens:
+            return 0, False
+        return max(0, plan.stats.prompt_tokens - 1 - num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        plan = self._plans.get(request.request_id)
+        if plan is None or num_external_tokens == 0:
+            return
+        ids = request.prompt_token_ids
+        assert ids is not None
+        self._jobs.append(BlendJob(
+            request_id=request.request_id, token_ids=list(ids[:-1]), placements=plan.placements,
+            question_start=plan.question_start, policy=plan.policy.settings(),
+            write_from=len(ids) - 1 - num_external_tokens, block_ids=blocks.get_block_ids()))
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        jobs, self._jobs = self._jobs, []
+        return BlendMetadata(jobs)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        found = connector_output.kv_connector_worker_meta
+        if not isinstance(found, BlendReports):
+            return
+        for request_id, report in found.reports.items():
+            if request_id in self._plans:
+                self._reports[request_id] = report
+            elif request_id in self._pending:
+                # The request finished in this very step: complete what was handed out.
+                plan, handed_out = self._pending[request_id]
+                handed_out[MARKS] = self.planner.conclude(plan, report).to_dict()
+        self._pending.clear()
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        plan = self._plans.pop(request.request_id, None)
+        if plan is None:
+            return False, None
+        report = self._reports.pop(request.request_id, None)
+        handed_out: dict[str, Any] = {}
+        if report is None:
+            # Worker reports are read after requests are finished, within the same update; vLLM sends the mapping on later.
+            self._pending[request.request_id] = (plan, handed_out)
+        handed_out[MARKS] = self.planner.conclude(plan, report).to_dict()
+        return False, handed_out
+
+    # Worker half.
+
+    def attach(self, blender: Blender) -> None:
+        """Gives the worker half the model; called by the worker once it is loaded."""
+        self.blender = blender
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return self.blender.facts if self.blender else None
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, BlendMetadata)
+        if not metadata.jobs:
+            return
+        assert self.blender is not None, "the engine must run with worker_cls=blendrag.runtime.worker.BlendWorker"
+        for job, report in zip(metadata.jobs, self.blender.blend(metadata.jobs), strict=True):
+            self._reports[job.request_id] = report
+            if report.failure:
+                logger.warning("blend pass of request %s failed, prefilling in full: %s", job.request_id, report.failure)
+                self._failed_blocks.update(self.blender.unwritten_blocks(job))
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        reports, self._reports = self._reports, {}
+        return BlendReports(reports) if reports else None
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: a blend pass is complete when `start_load_kv` returns."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing to save: chunks are encoded by passes of their own."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to save."""
+
+    def shutdown(self) -> None:
+        self.blender = None
+        self.store.close()

@@ -1,0 +1,150 @@
+"""Runs the model vLLM loaded over chosen rows, with its attention swapped for ours.
+
+A pass is `model(input_ids[rows], positions[rows])`: every layer but attention is position-wise, so
+it does not matter which tokens the rows are.  While the pass runs, each attention layer's `impl` is
+a stand-in that hands the rows' fresh queries, keys and values to the lanes they belong to.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import CompilationMode
+from vllm.forward_context import set_forward_context
+
+from blendrag.runtime.model import BlendModel, Layer
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of a lane that run in one forward; a lane with more rows than a forward takes has several."""
+
+    rows: slice
+    last: bool
+
+
+class Lane(ABC):
+    """The rows of one prompt or chunk in a pass.
+
+    Attributes:
+        ids: int64 [rows], the rows' tokens.
+        positions: int64 [rows], ascending, the rows' positions.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+
+    @abstractmethod
+    def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
+               v: torch.Tensor) -> torch.Tensor | None:
+        """Takes the rows' fresh q, k, v ([rows, heads, head size], rotated) in layer `index`.
+
+        Returns:
+            The attention output, shaped like q; None where the pass needs to go no further.
+        """
+
+
+class _Stop(Exception):  # noqa: N818  (control flow, not an error)
+    """Ends a pass from within the model."""
+
+
+class _SwappedImpl:
+    """Stands in for an attention layer's `impl`; everything but the forward is still the original's."""
+
+    def __init__(self, forward: Forward, index: int, layer: Layer) -> None:
+        self._forward, self._index, self._layer = forward, index, layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer.impl, name)
+
+    def do_kv_cache_update(self, *args: Any, **kwargs: Any) -> None:
+        """Lanes write the paged cache themselves, whole contexts at a time."""
+
+    def forward(self, attention: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: Any, metadata: Any,
+                output: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._forward.attend(self._index, self._layer, q, k, v, output)
+        return output
+
+
+class Forward:
+    """Runs passes over lanes; one at a time."""
+
+    def __init__(self, model: BlendModel) -> None:
+        self.model = model
+        self.max_rows: int = model.vllm_config.scheduler_config.max_num_batched_tokens
+        self._compiled = model.vllm_config.compilation_config.mode != CompilationMode.NONE
+        self._impls = [_SwappedImpl(self, index, layer) for index, layer in enumerate(model.layers)]
+        self._running: list[tuple[Lane, Part, slice]] = []
+        self.row_layers = 0
+
+    def run(self, lanes: Sequence[Lane]) -> None:
+        """Takes all rows of all lanes through the model, in as few forwards as `max_num_batched_tokens` allows."""
+        for tile in _tiles(lanes, self.max_rows):
+            self._run_tile(tile)
+
+    def attend(self, index: int, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+               output: torch.Tensor) -> None:
+        """Called by the stand-ins: gives each lane its rows."""
+        heads, size = layer.attention.num_heads, layer.attention.head_size
+        out = output.view(-1, heads, size)
+        self.row_layers += len(q)
+        more = False
+        for lane, part, at in self._running:
+            result = lane.attend(index, layer, part, q[at], k[at], v[at])
+            if result is not None:
+                out[at] = result
+                more = True
+        if not more:
+            raise _Stop
+
+    def _run_tile(self, tile: list[tuple[Lane, Part]]) -> None:
+        at, self._running = 0, []
+        for lane, part in tile:
+            count = part.rows.stop - part.rows.start
+            self._running.append((lane, part, slice(at, at + count)))
+            at += count
+        device = self.model.device
+        # vLLM's compiled code is specialised on these very dtypes; others give wrong results without an error.
+        ids = torch.cat([lane.ids[part.rows] for lane, part in tile]).to(device, torch.int32)
+        positions = torch.cat([lane.positions[part.rows] for lane, part in tile]).to(device, torch.int64)
+        context = set_forward_context(None, self.model.vllm_config, num_tokens=at, slot_mapping={},
+                                      skip_compiled=not self._compiled)
+        with torch.inference_mode(), self._swapped(), context:
+            try:
+                self.model.module(ids, positions)
+            except _Stop:
+                pass
+            finally:
+                self._running = []
+
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        for layer, impl in zip(self.model.layers, self._impls, strict=True):
+            layer.attention.impl = impl
+        try:
+            yield
+        finally:
+            for layer in self.model.layers:
+                layer.attention.impl = layer.impl
+
+
+def _tiles(lanes: Sequence[Lane], max_rows: int) -> Iterator[list[tuple[Lane, Part]]]:
+    """Cuts the lanes' rows, in order, into forwards of at most `max_rows`."""
+    tile: list[tuple[Lane, Part]] = []
+    room = max_rows
+    for lane in lanes:
+        start, total = 0, len(lane.positions)
+        while start < total:
+            count = min(room, total - start)
+            tile.append((lane, Part(slice(start, start + count), start + count == total)))
+            start, room = start + count, room - count
+            if room == 0:
+                yield tile
+                tile, room = [], max_rows
+    if tile:
+        yield tile

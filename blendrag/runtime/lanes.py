@@ -1,0 +1,154 @@
+"""The kinds of rows a pass runs: those that are blended, those that measure, those that are encoded."""
+
+from __future__ import annotations
+
+import torch
+
+from blendrag.policies import Attention, Deviation
+from blendrag.runtime.attention import Rows, attend, scores
+from blendrag.runtime.context import Context
+from blendrag.runtime.forward import Lane, Part
+from blendrag.runtime.model import BlendModel, Layer
+from blendrag.store import KVEntry
+
+
+_LEAD = 64
+_SCORED_ROWS = 512
+
+
+class _ContextLane(Lane):
+    """Rows of a prompt over its context.  `mask` says which tokens are rows: bool [tokens]."""
+
+    def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | None = None) -> None:
+        self.context = context
+        self.positions = mask.nonzero()[:, 0]
+        self.ids = ids[self.positions]
+        self._valid = valid
+        self._rows: dict[int, Rows] = {}
+
+    def rows(self, part: Part) -> Rows:
+        """What the part's rows may see; kept so that masks are built once for all layers."""
+        key = part.rows.start
+        if key not in self._rows:
+            self._rows[key] = Rows(self.positions[part.rows], self.context.tokens, self._valid)
+        return self._rows[key]
+
+
+class BlendLane(_ContextLane):
+    """Recomputes rows over the context and writes the merged KV to the paged cache."""
+
+    def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor, write_from: int,
+                 block_ids: tuple[list[int], ...]) -> None:
+        super().__init__(context, ids, mask)
+        self._write_from = write_from
+        self._slots = {}
+        for layer in context.model.layers:
+            if layer.group not in self._slots:
+                self._slots[layer.group] = self._slot_mapping(block_ids[layer.group], layer.block_size)
+
+    def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
+               v: torch.Tensor) -> torch.Tensor:
+        all_k, all_v = self.context.merged(index, part, self.positions[part.rows], k, v)
+        if part.last:
+            layer.impl.do_kv_cache_update(layer.attention, all_k[self._write_from :], all_v[self._write_from :],
+                                          layer.attention.kv_cache, self._slots[layer.group])
+        return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,
+                      soft_cap=layer.soft_cap)
+
+    def _slot_mapping(self, block_ids: list[int], block_size: int) -> torch.Tensor:
+        """int64 [tokens written]: where each token lies in the paged cache."""
+        positions = torch.arange(self._write_from, self.context.tokens)
+        blocks = torch.tensor(block_ids)[positions // block_size]
+        return (blocks * block_size + positions % block_size).to(self.context.model.device)
+
+
+class AttentionLane(_ContextLane):
+    """Measures how much the question's rows attend to each token; see `blendrag.policies.Attention`."""
+
+    def __init__(self, context: Context, ids: torch.Tensor, question_start: int, evidence: Attention) -> None:
+        # Attention needs the prompt's first tokens (its sink); where they are not stored they are rows too.
+        mask = torch.zeros_like(context.stored)
+        mask[question_start:] = True
+        lead = context.entries[0][0].start if context.entries else 0
+        mask[: min(lead, _LEAD)] = True
+        super().__init__(context, ids, mask, valid=context.stored | mask)
+        self._question_start = question_start
+        self._evidence = evidence
+        self.depth = evidence.layers[-1] + 1
+        self.scores = torch.zeros(context.tokens, device=context.model.device)
+        self._sum = torch.zeros_like(self.scores)
+
+    def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
+               v: torch.Tensor) -> torch.Tensor | None:
+        positions = self.positions[part.rows]
+        all_k, all_v = self.context.merged(index, part, positions, k, v)
+        rows = self.rows(part)
+        if index in self._evidence.layers:
+            asking = positions >= self._question_start
+            self._measure(q[asking], all_k, rows.visible(positions[asking], 0, rows.keys, layer.window), layer)
+            if part.last:
+                self.scores += self._sum.sqrt() if self._evidence.over_rows == "norm" else self._sum
+                self._sum.zero_()
+            if index == self._evidence.layers[-1]:
+                return None
+        return attend(q, all_k, all_v, rows, scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
+
+    def _measure(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, layer: Layer) -> None:
+        for at in range(0, len(q), _SCORED_ROWS):
+            piece = slice(at, at + _SCORED_ROWS)
+            weights = scores(q[piece], k, mask[piece], scale=layer.scale, soft_cap=layer.soft_cap).mean(0)
+            self._sum += weights.square().sum(0) if self._evidence.over_rows == "norm" else weights.sum(0)
+
+
+class DeviationLane(_ContextLane):
+    """Computes all rows up to the check layer and compares; see `blendrag.policies.Deviation`."""
+
+    def __init__(self, context: Context, ids: torch.Tensor, evidence: Deviation) -> None:
+        super().__init__(Context(context.model, context.tokens, ()), ids, torch.ones_like(context.stored))
+        self._stored = context
+        self._evidence = evidence
+        self.depth = evidence.layer + 1
+        self.scores = torch.zeros(context.tokens, device=context.model.device)
+
+    def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
+               v: torch.Tensor) -> torch.Tensor | None:
+        positions = self.positions[part.rows]
+        if index == self._evidence.layer:
+            stored_k, stored_v = self._stored.layer(index)
+            fresh, stored = (k, stored_k) if self._evidence.of == "k" else (v, stored_v)
+            self.scores[positions] = (fresh.float() - stored[positions].float()).square().sum((1, 2))
+            return None
+        all_k, all_v = self.context.merged(index, part, positions, k, v)
+        return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,
+                      soft_cap=layer.soft_cap)
+
+
+class EncodeLane(_ContextLane):
+    """Computes a chunk behind a prefix and keeps its KV, keys unrotated."""
+
+    def __init__(self, prefix: Context, ids: torch.Tensor) -> None:
+        model: BlendModel = prefix.model
+        before = prefix.tokens
+        context = Context(model, before + len(ids), prefix.entries)
+        mask = torch.ones(context.tokens, dtype=torch.bool, device=model.device)
+        mask[:before] = False
+        padded = torch.cat([torch.zeros(before, dtype=ids.dtype, device=ids.device), ids])
+        super().__init__(context, padded, mask)
+        self._before = before
+        attention = model.layers[0].attention
+        shape = (len(model.layers), len(ids), attention.num_kv_heads, attention.head_size)
+        self._k = torch.empty(shape, dtype=model.dtype, device=model.device)
+        self._v = torch.empty_like(self._k)
+
+    def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
+               v: torch.Tensor) -> torch.Tensor:
+        positions = self.positions[part.rows]
+        self._k[index, part.rows] = layer.rotation.unrotate(k, positions)
+        self._v[index, part.rows] = v
+        all_k, all_v = self.context.merged(index, part, positions, k, v)
+        return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,
+                      soft_cap=layer.soft_cap)
+
+    def entry(self) -> KVEntry:
+        """What was computed, in host memory."""
+        return KVEntry(self._k.cpu(), self._v.cpu())

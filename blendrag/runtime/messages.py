@@ -1,0 +1,96 @@
+"""What the scheduler half and the worker half of the connector tell each other, once a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A stored entry and the prompt positions `[start, end)` it stands in for.
+
+    `exact` where the entry was encoded behind the very tokens that precede it here.
+    """
+
+    start: int
+    end: int
+    key: str
+    exact: bool
+
+
+@dataclass
+class BlendJob:
+    """One request's share of a blend pass.
+
+    Attributes:
+        token_ids: the prompt without its last token, which vLLM computes itself.
+        placements: stored entries, in prompt order, not overlapping.
+        question_start: first of the tokens whose attention a query-aware policy measures.
+        policy: `Policy.settings()`.
+        write_from: tokens before it are in the paged cache already, shared with other requests.
+        block_ids: the request's blocks in the paged cache, per KV cache group.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    placements: list[Placement]
+    question_start: int
+    policy: dict[str, Any]
+    write_from: int
+    block_ids: tuple[list[int], ...]
+
+
+@dataclass
+class BlendReport:
+    """What a blend pass did for one request; counts are tokens, `row_layers` is rows x layers computed."""
+
+    row_layers: int = 0
+    reused: int = 0
+    recomputed: int = 0
+    damaged: list[str] = field(default_factory=list)
+    load_s: float = 0.0
+    score_s: float = 0.0
+    blend_s: float = 0.0
+    failure: str = ""
+
+
+@dataclass
+class BlendMetadata(KVConnectorMetadata):
+    """Scheduler to worker: the jobs of this step."""
+
+    jobs: list[BlendJob] = field(default_factory=list)
+
+
+@dataclass
+class BlendReports(KVConnectorWorkerMetadata):
+    """Worker to scheduler: reports by request id."""
+
+    reports: dict[str, BlendReport] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> BlendReports:
+        """All ranks pick the same rows, so the first rank's report stands; a failure anywhere counts."""
+        assert isinstance(other, BlendReports)
+        for request_id, report in other.reports.items():
+            mine = self.reports.setdefault(request_id, report)
+            mine.failure = mine.failure or report.failure
+        return self
+
+
+@dataclass
+class ModelFacts(KVConnectorHandshakeMetadata):
+    """Worker to scheduler, once at start-up.
+
+    Attributes:
+        fingerprint: identifies the weights, dtype, rope and tensor-parallel layout that KV belongs to.
+        num_layers: attention layers.
+    """
+
+    fingerprint: str
+    num_layers: int

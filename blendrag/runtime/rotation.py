@@ -1,0 +1,101 @@
+"""Moves stored keys to new positions with the model's own rotary table.
+
+A key at position p is R(p) k.  Stored keys are unrotated (k); placing one means applying R(p) once.
+R comes from the cos/sin table of the very module that rotates fresh keys, so every scaling that is
+a fixed table (linear, llama3, YaRN with its magnitude, per-layer bases, partial dimensions) is right
+by construction.  All arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from blendrag.errors import ModelError
+
+_REMEDY = "so stored keys cannot be moved: use a model with default, linear, llama3 or YaRN rope"
+
+
+class Rotation:
+    """The rotary embedding of one or more layers."""
+
+    def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:
+        """
+        Args:
+            module: a vLLM rotary embedding with a `cos_sin_cache` of [positions, rotary dim].
+            dtype: of the keys it will be given.
+
+        Raises:
+            ModelError: the module does something a fixed table does not describe.
+        """
+        self.name = type(module).__name__
+        table = getattr(module, "cos_sin_cache", None)
+        if not isinstance(table, torch.Tensor) or table.dim() != 2:
+            raise ModelError(f"the rotary embedding {self.name} has no fixed cos/sin table, {_REMEDY}")
+        size = int(getattr(module, "head_size", table.shape[1]))
+        _theirs(module, torch.zeros(1, 1, size, device=table.device, dtype=dtype), torch.zeros(1, dtype=torch.long))
+        table = module.cos_sin_cache  # vLLM casts it to the keys' dtype at the first use, and so do we
+        self.neox = bool(getattr(module, "is_neox_style", True))
+        half = table.shape[1] // 2
+        self.cos, self.sin = table[:, :half].float(), table[:, half:].float()
+        self._check(module, size, dtype)
+
+    def rotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """R(p) k.  Keys [tokens, heads, head size], positions int64 [tokens]; the keys' dtype is kept."""
+        return self._apply(keys, self.cos[positions], self.sin[positions])
+
+    def unrotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The k of R(p) k.  The table may carry a magnitude (YaRN) and rounding, so it is divided out."""
+        cos, sin = self.cos[positions], self.sin[positions]
+        norm = cos * cos + sin * sin
+        return self._apply(keys, cos / norm, -sin / norm)
+
+    def _apply(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        half = cos.shape[-1]
+        cos, sin = cos[:, None], sin[:, None]
+        out = torch.empty_like(keys)
+        out[..., 2 * half :] = keys[..., 2 * half :]
+        first, second = self._pairs(keys, half)
+        x, y = first.float(), second.float()
+        new_first, new_second = self._pairs(out, half)
+        new_first.copy_(x * cos - y * sin)
+        new_second.copy_(y * cos + x * sin)
+        return out
+
+    def _pairs(self, keys: torch.Tensor, half: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two members of each rotated pair: halves of the rotary dimensions (NeoX) or neighbours (GPT-J)."""
+        if self.neox:
+            return keys[..., :half], keys[..., half : 2 * half]
+        return keys[..., : 2 * half : 2], keys[..., 1 : 2 * half : 2]
+
+    def _check(self, module: torch.nn.Module, size: int, dtype: torch.dtype) -> None:
+        """Compares with the module itself, so that an embedding of another kind cannot slip through."""
+        last = self.cos.shape[0] - 1
+        positions = torch.tensor([0, 1, last // 3, last // 2, last])
+        keys = torch.randn(len(positions), 1, size, generator=torch.Generator().manual_seed(0))
+        keys = keys.to(self.cos.device, dtype)
+        tolerance = 1e-3 if dtype == torch.float32 else 0.06
+        together, alone = _theirs(module, keys, positions), _theirs(module, keys[1:2], positions[1:2])
+        if not torch.allclose(together[1:2], alone, atol=tolerance):
+            raise ModelError(f"the rotary embedding {self.name} depends on the length of the sequence, {_REMEDY}")
+        ours = self.rotate(keys, positions.to(keys.device)).float()
+        if not torch.allclose(together, ours, atol=tolerance):
+            raise ModelError(f"the rotary embedding {self.name} does more than a cos/sin table says, {_REMEDY}")
+
+
+def _theirs(module: torch.nn.Module, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The module's own rotation of keys, as float32."""
+    flat = keys.reshape(len(keys), -1)
+    rotated = module(positions.to(keys.device), flat.clone(), flat.clone())[1]
+    return rotated.reshape(keys.shape).float()  # type: ignore[no-any-return]
+
+
+class NoRotation:
+    """A layer without positions (NoPE): keys stay as they are."""
+
+    name = "none"
+
+    def rotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return keys
+
+    def unrotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return keys

@@ -1,0 +1,65 @@
+"""Starts an embedded vLLM engine with blending in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from blendrag.config import BlendConfig
+from blendrag.errors import BlendError, ModelError
+
+CONNECTOR = {"kv_connector": "BlendConnector", "kv_connector_module_path": "blendrag.runtime.connector",
+             "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+WORKER = "blendrag.runtime.worker.BlendWorker"
+
+
+def start_engine(model: str, config: BlendConfig, store_name: str, engine_args: dict[str, Any]) -> Any:
+    """vLLM's `LLMEngine`, running in this thread and process.
+
+    Args:
+        store_name: names the process-wide chunk store that the connector shall use.
+        engine_args: any of vLLM's engine arguments.
+
+    Raises:
+        ModelError: vLLM cannot run the model, or blending does not support it.
+    """
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    reserved = {"kv_transfer_config", "worker_cls"} & set(engine_args)
+    if reserved:
+        raise ModelError(f"{', '.join(sorted(reserved))} is set by blendrag: leave it out")
+    extra = config.model_dump(mode="json") | {"store_name": store_name}
+    try:
+        with _in_process():
+            args = EngineArgs(model=model, worker_cls=WORKER, **engine_args,
+                              kv_transfer_config=CONNECTOR | {"kv_connector_extra_config": extra})
+            return LLMEngine.from_engine_args(args)
+    except BlendError:
+        raise
+    except Exception as error:
+        raise ModelError(f"vLLM cannot start {model!r} ({_first_line(error)}): check the model's path or name and the "
+                         "engine arguments") from error
+
+
+@contextmanager
+def _in_process() -> Iterator[None]:
+    """Keeps the engine in this process, where no `__main__` guard is needed; the user's setting is put back."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
+    return message.rstrip(".")

@@ -1,0 +1,78 @@
+"""The attention of `blendrag.runtime.attention` as one Triton kernel, for CUDA devices."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK_ROWS = 128
+_BLOCK_KEYS = 64
+
+
+@triton.jit
+def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, num_rows, scale, soft_cap,
+                   q_row, q_head, k_token, k_head, v_token, v_head, out_row, out_head,
+                   group: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, window: tl.constexpr,
+                   has_valid: tl.constexpr, capped: tl.constexpr,
+                   block_rows: tl.constexpr, block_keys: tl.constexpr):
+    head = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    dims = tl.arange(0, padded)
+    row_ok = rows < num_rows
+    dim_ok = dims < size
+    position = tl.load(position_ptr + rows, mask=row_ok, other=-1)
+    end = tl.max(position) + 1
+    begin = 0
+    if window > 0:
+        lowest = tl.min(tl.where(row_ok, position, end))
+        begin = tl.maximum(0, lowest - window + 1) // block_keys * block_keys
+    wide = rows.to(tl.int64)
+    q = tl.load(q_ptr + wide[:, None] * q_row + head * q_head + dims[None, :],
+                mask=row_ok[:, None] & dim_ok[None, :], other=0.0)
+    best = tl.full([block_rows], -1e30, tl.float32)
+    total = tl.zeros([block_rows], tl.float32)
+    acc = tl.zeros([block_rows, padded], tl.float32)
+    k_base = k_ptr + (head // group) * k_head
+    v_base = v_ptr + (head // group) * v_head
+    for start in range(begin, end, block_keys):
+        keys = start + tl.arange(0, block_keys)
+        key_ok = keys < end
+        wide_keys = keys.to(tl.int64)
+        k = tl.load(k_base + wide_keys[None, :] * k_token + dims[:, None],
+                    mask=key_ok[None, :] & dim_ok[:, None], other=0.0)
+        x = tl.dot(q, k) * scale
+        if capped:
+            x = soft_cap * (2.0 / (1.0 + tl.exp(-2.0 * x / soft_cap)) - 1.0)
+        x = x * 1.4426950408889634
+        seen = (keys[None, :] <= position[:, None]) & key_ok[None, :]
+        if window > 0:
+            seen = seen & (keys[None, :] > position[:, None] - window)
+        if has_valid:
+            seen = seen & (tl.load(valid_ptr + keys, mask=key_ok, other=0)[None, :] != 0)
+        x = tl.where(seen, x, -1e30)
+        new_best = tl.maximum(best, tl.max(x, 1))
+        # A tile in which a row sees nothing must add nothing to it.
+        p = tl.where(seen, tl.exp2(x - new_best[:, None]), 0.0)
+        shrink = tl.exp2(best - new_best)
+        total = total * shrink + tl.sum(p, 1)
+        v = tl.load(v_base + wide_keys[:, None] * v_token + dims[None, :],
+                    mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+        best = new_best
+    out = acc / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out_ptr + wide[:, None] * out_row + head * out_head + dims[None, :],
+             out.to(out_ptr.dtype.element_ty), mask=row_ok[:, None] & dim_ok[None, :])
+
+
+def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor,
+                  valid: torch.Tensor | None, *, scale: float, window: int, soft_cap: float) -> torch.Tensor:
+    """See `blendrag.runtime.attention.attend`; the last dimension of q, k and v must be contiguous."""
+    rows, heads, size = q.shape
+    out = torch.empty((rows, heads, size), dtype=q.dtype, device=q.device)
+    _attend_kernel[(triton.cdiv(rows, _BLOCK_ROWS), heads)](
+        q, k, v, out, positions, valid if valid is not None else positions, rows, scale, soft_cap,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
+        heads // k.shape[1], size, max(16, triton.next_power_of_2(size)), window, valid is not None, soft_cap > 0,
+        _BLOCK_ROWS, _BLOCK_KEYS, num_warps=8, num_stages=3)
+    return out

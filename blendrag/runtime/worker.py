@@ -1,0 +1,53 @@
+"""The worker vLLM runs (`worker_cls`): its own for this platform, plus the hand-over of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.platforms import current_platform
+
+from blendrag.runtime.blender import Blender
+from blendrag.runtime.connector import BlendConnector
+from blendrag.runtime.model import BlendModel
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+_Base: Any
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as _Base
+else:
+    from vllm.v1.worker.gpu_worker import Worker as _Base
+
+
+class BlendWorker(_Base):  # type: ignore[misc]
+    """vLLM's worker; gives the connector the model once it is loaded."""
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocates the paged cache, then attaches blending.
+
+        Raises:
+            ModelError: the model cannot be blended.
+        """
+        super().initialize_from_config(kv_cache_config)
+        connector = get_kv_transfer_group()
+        assert isinstance(connector, BlendConnector)
+        model = BlendModel(self.model_runner.get_model(), self.vllm_config, kv_cache_config)
+        self._blender = Blender(model, connector.store, connector.config)
+        connector.attach(self._blender)
+
+    def blendrag_encode(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
+                        neutral: bool) -> list[tuple[str, bool]]:
+        """`Blender.encode`, for `collective_rpc`."""
+        return self._blender.encode(chunks, prefix_ids, neutral)
+
+    def blendrag_stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
+        """`Blender.stored`, for `collective_rpc`."""
+        return self._blender.stored(chunks, prefix_ids, neutral)
+
+    def shutdown(self) -> None:
+        """Lets go of the model before vLLM does."""
+        self._blender = None
+        super().shutdown()

@@ -1,0 +1,124 @@
+"""What blendrag says it did: per request on the output, and in total on the engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass
+class ChunkStats:
+    """One chunk of a prompt.
+
+    Attributes:
+        start: its first token's position in the prompt.
+        tokens: its length in tokens.
+        reused: stored KV was used for it.
+        exact: the stored KV was encoded behind exactly the tokens that precede it here.
+        reason: why it was not reused: "not stored", "too short", "damaged", "prefix cached",
+            "blending off" or "pass failed"; empty where it was.
+    """
+
+    start: int
+    tokens: int
+    reused: bool = False
+    exact: bool = False
+    reason: str = ""
+
+
+@dataclass
+class BlendStats:
+    """One request.  Seconds are wall-clock; `rows` is recomputed rows / (layers x prompt tokens), all passes counted.
+
+    Attributes:
+        policy: name of the policy, or "plain" where the request was prefilled in full.
+        prompt_tokens: length of the prompt.
+        prefix_cached_tokens: leading tokens that vLLM's own prefix cache held.
+        chunks: each chunk the prompt marks, in order.
+        reused_tokens: tokens whose stored KV was used as it is.
+        recomputed_tokens: tokens of stored chunks that were computed again.
+        rows: share of a full prefill's rows that was computed; 1.0 = a full prefill.
+        load_s: fetching stored KV from the host tiers.
+        score_s: the scoring pass, where the policy needs one.
+        blend_s: the blend pass.
+        first_token_s: from submission to the first token.
+        failure: why the blend pass failed and the request was prefilled in full; empty where it did not.
+    """
+
+    policy: str = "plain"
+    prompt_tokens: int = 0
+    prefix_cached_tokens: int = 0
+    chunks: list[ChunkStats] = field(default_factory=list)
+    reused_tokens: int = 0
+    recomputed_tokens: int = 0
+    rows: float = 1.0
+    load_s: float = 0.0
+    score_s: float = 0.0
+    blend_s: float = 0.0
+    first_token_s: float = 0.0
+    failure: str = ""
+
+    @property
+    def chunks_found(self) -> int:
+        """Chunks that the prompt marks."""
+        return len(self.chunks)
+
+    @property
+    def chunks_reused(self) -> int:
+        """Chunks whose stored KV was used."""
+        return sum(chunk.reused for chunk in self.chunks)
+
+    @property
+    def chunks_missed(self) -> int:
+        """Chunks that were computed; each one's `reason` says why."""
+        return self.chunks_found - self.chunks_reused
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and for frameworks' metadata."""
+        return asdict(self) | {"chunks_found": self.chunks_found, "chunks_reused": self.chunks_reused,
+                               "chunks_missed": self.chunks_missed}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> BlendStats:
+        """The inverse of `to_dict`; unknown keys are ignored."""
+        known = {f.name for f in fields(cls)} - {"chunks"}
+        return cls(chunks=[ChunkStats(**chunk) for chunk in values.get("chunks", [])],
+                   **{key: value for key, value in values.items() if key in known})
+
+
+@dataclass
+class EngineStats:
+    """Totals since the engine started.
+
+    Attributes:
+        requests: finished requests.
+        blended: finished requests that reused at least one chunk.
+        failures: blend passes that failed and were replaced by a full prefill.
+        prompt_tokens, reused_tokens, recomputed_tokens: sums over finished requests.
+        chunks_reused: chunks reused.
+        missed: chunks not reused, by reason.
+        encoded_chunks, encoded_tokens: chunks computed for the store.
+    """
+
+    requests: int = 0
+    blended: int = 0
+    failures: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    recomputed_tokens: int = 0
+    chunks_reused: int = 0
+    missed: Counter[str] = field(default_factory=Counter)
+    encoded_chunks: int = 0
+    encoded_tokens: int = 0
+
+    def add(self, request: BlendStats) -> None:
+        """Counts a finished request."""
+        self.requests += 1
+        self.blended += request.chunks_reused > 0
+        self.failures += bool(request.failure)
+        self.prompt_tokens += request.prompt_tokens
+        self.reused_tokens += request.reused_tokens
+        self.recomputed_tokens += request.recomputed_tokens
+        self.chunks_reused += request.chunks_reused
+        self.missed.update(chunk.reason for chunk in request.chunks if not chunk.reused)

@@ -1,0 +1,223 @@
+"""The chunk store: host RAM in front of an optional disk tier."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from blendrag.errors import StoreError
+from blendrag.store.disk import DiskTier
+from blendrag.store.entry import KVEntry, held_bytes, on_host
+from blendrag.store.ram import Owner, RamTier
+
+_log = logging.getLogger(__name__)
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_FINGERPRINT = re.compile(r"[0-9A-Za-z_-]+")
+
+RAM_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """A store's contents now, and what happened since this process opened it.
+
+    Attributes:
+        entries: entries in any tier.
+        ram_entries, ram_bytes: what the RAM tier holds.
+        disk_entries, disk_bytes: what the disk tier holds, all processes' entries, as file sizes.
+        hits_ram, hits_disk, misses: outcomes of `get`.
+        damaged: entries dropped because their file was damaged or missing.
+        evicted: entries that left the RAM tier to make room.
+    """
+
+    entries: int
+    ram_entries: int
+    ram_bytes: int
+    disk_entries: int
+    disk_bytes: int
+    hits_ram: int
+    hits_disk: int
+    misses: int
+    damaged: int
+    evicted: int
+
+
+class ChunkStore:
+    """Entries by key, shared by threads and, where there is a disk tier, by processes.
+
+    With a disk tier its manifest decides what exists: entries that another process wrote are there at
+    once, and those that it deleted are gone, also from this process's RAM.
+
+    Args:
+        path: folder of the disk tier; None for host RAM only, where what does not fit is forgotten.
+        ram_bytes: budget of the RAM tier, in bytes.  A larger entry is kept on the disk alone.
+        pin_memory: keep the RAM tier in page-locked memory; ignored, with a warning, without CUDA.
+
+    Raises:
+        StoreError: the store cannot be opened, read or written, or was closed.
+    """
+
+    def __init__(self, path: Path | str | None = None, ram_bytes: int = RAM_BYTES, pin_memory: bool = False) -> None:
+        if ram_bytes < 0:
+            raise StoreError(f"ram_bytes is {ram_bytes}: set it to 0 or more")
+        self.path = None if path is None else Path(path).expanduser().absolute()
+        self._disk = None if self.path is None else DiskTier(self.path)
+        self._ram = RamTier(ram_bytes)
+        self._pin_wanted, self._pin = pin_memory, False
+        self._hits_ram = self._hits_disk = self._misses = 0
+        self._lock = threading.Lock()
+        self._users = 1
+        self._process = os.getpid()
+
+    def get(self, key: str) -> KVEntry | None:
+        """The entry in host memory, or None where there is none or its file is damaged.  Do not write to it."""
+        self._require_open()
+        row = self._disk.manifest.row(key) if self._disk else None
+        gone = self._disk is not None and row is None
+        with self._lock:
+            if gone:
+                self._ram.remove(key)
+            entry = self._ram.get(key)
+            self._hits_ram += entry is not None
+            self._misses += entry is None and row is None
+        if not self._disk or row is None:
+            return entry
+        if entry is None:
+            pin = self._pinning()
+            entry = self._disk.read(row, pin)
+            with self._lock:
+                self._hits_disk += entry is not None
+                self._misses += entry is None
+                if entry is not None and self._users:
+                    self._ram.put(key, entry, Owner(row.fingerprint, row.namespace), held_bytes(entry, pin))
+        if entry is not None:
+            self._disk.manifest.touch(key)
+        return entry
+
+    def put(self, key: str, entry: KVEntry, *, fingerprint: str, namespace: str) -> None:
+        """Stores an entry, durably where there is a disk tier; if that fails, nothing is stored.
+
+        The store may keep the tensors themselves: do not write to them afterwards.
+
+        Args:
+            key: from `entry_key`, of the same fingerprint and namespace.
+            fingerprint: the model's: letters, digits, "-" and "_".
+        """
+        self._require_open()
+        if not _KEY.fullmatch(key):
+            raise StoreError(f"{key!r} is no key: use entry_key(...)")
+        if not _FINGERPRINT.fullmatch(fingerprint):
+            raise StoreError(f"{fingerprint!r} is no fingerprint: use letters, digits, '-' and '_'")
+        owner, pin = Owner(fingerprint, namespace), self._pinning()
+        entry = on_host(entry, pin)
+        if self._disk:
+            self._disk.put(key, entry, owner)
+        with self._lock:
+            if self._users:
+                self._ram.put(key, entry, owner, held_bytes(entry, pin))
+
+    def __contains__(self, key: str) -> bool:
+        return bool(self.present([key]))
+
+    def present(self, keys: Collection[str]) -> set[str]:
+        """Those of `keys` that are stored, with one look at the manifest for all of them."""
+        self._require_open()
+        if self._disk:
+            return self._disk.manifest.present(keys)
+        with self._lock:
+            return {key for key in keys if key in self._ram}
+
+    def delete(self, key: str) -> bool:
+        """Removes an entry; says whether there was one."""
+        self._require_open()
+        on_disk = self._disk.delete(key) if self._disk else False
+        with self._lock:
+            return self._ram.remove(key) or on_disk
+
+    def clear(self, namespace: str | None = None, fingerprint: str | None = None) -> int:
+        """Removes the entries of a namespace, of a model, of both, or all of them; returns how many."""
+        self._require_open()
+        of = Owner(fingerprint, namespace)
+        on_disk = self._disk.clear(of) if self._disk else 0
+        with self._lock:
+            return max(self._ram.clear(of), on_disk)
+
+    def keys(self) -> list[str]:
+        """The keys of all entries, in order."""
+        self._require_open()
+        if self._disk:
+            return self._disk.manifest.keys()
+        with self._lock:
+            return sorted(self._ram.keys())
+
+    @property
+    def stats(self) -> StoreStats:
+        """Contents and counters."""
+        self._require_open()
+        disk_entries, disk_bytes = self._disk.manifest.totals() if self._disk else (0, 0)
+        with self._lock:
+            return StoreStats(
+                entries=disk_entries if self._disk else len(self._ram),
+                ram_entries=len(self._ram), ram_bytes=self._ram.bytes,
+                disk_entries=disk_entries, disk_bytes=disk_bytes,
+                hits_ram=self._hits_ram, hits_disk=self._hits_disk, misses=self._misses,
+                damaged=self._disk.damaged if self._disk else 0, evicted=self._ram.evicted,
+            )
+
+    def join(self, ram_bytes: int, pin_memory: bool) -> bool:
+        """Counts one more user, for `open_store`; False where the store is closed or another process's.
+
+        The RAM tier grows to the largest budget among the users, and is pinned where one of them asks for it.
+        """
+        if self._process != os.getpid():
+            return False
+        with self._lock:
+            if not self._users:
+                return False
+            self._users += 1
+            self._ram.budget = max(self._ram.budget, ram_bytes)
+            self._pin_wanted |= pin_memory
+            return True
+
+    def close(self) -> None:
+        """Ends one user's use; with its last user the store closes, and every further use is an error."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            last = self._users == 1
+            self._users = max(0, self._users - 1)
+            if last:
+                self._ram.clear(Owner())
+        if last and self._disk:
+            self._disk.manifest.close()
+
+    def __enter__(self) -> ChunkStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._process != os.getpid():
+            raise StoreError("the chunk store belongs to the process that opened it: open it again after a fork")
+        if not self._users:
+            raise StoreError("the chunk store is closed: open it again")
+
+    def _pinning(self) -> bool:
+        if self._pin_wanted and not self._pin:
+            # Asked for at the first use, as the question itself starts CUDA.
+            self._pin = torch.cuda.is_available()
+            if not self._pin:
+                _log.warning("pin_memory is ignored: this machine has no CUDA device")
+                self._pin_wanted = False
+        return self._pin
