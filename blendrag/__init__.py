@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-__version__ = version("blendrag")
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

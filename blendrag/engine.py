@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from blendrag.config import BlendConfig
-from blendrag.errors import BlendError, EngineClosedError, PromptError
+from blendrag.errors import EngineClosedError, PromptError
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy
 from blendrag.prompt import BlendPrompt, Chunk, as_prompt
@@ -129,7 +129,7 @@ class BlendEngine:
                                   "the prefix: split it, or raise max_model_len")
         result = [EncodedChunk("", len(chunk), False) for chunk in ids]
         done = 0
-        for batch in _batches(ids, self.config.min_chunk_tokens):
+        for batch in _batches(ids):
             wanted = [ids[number] for number in batch if len(ids[number]) >= self.config.min_chunk_tokens]
             found = iter(self._rpc("blendrag_encode", wanted, prefix_ids, neutral) if wanted else [])
             for number in batch:
@@ -223,6 +223,7 @@ class BlendEngine:
     def _submit(self, prompts: Sequence[Prompt], params: Sequence[Any], blend: bool, settings: dict[str, Any],
                 cache_salt: str | None, lora_request: Any) -> list[Any]:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         from blendrag.runtime.compat import token_prompt
         from blendrag.runtime.connector import MARKS
@@ -233,6 +234,7 @@ class BlendEngine:
         tickets = []
         for prompt, given in zip(tokenized, params, strict=True):
             request = given.clone() if given is not None else SamplingParams()
+            request.output_kind = RequestOutputKind.CUMULATIVE
             if blend and prompt.spans:
                 marks = {"spans": [list(span) for span in prompt.spans], "policy": chosen.settings()}
                 transfer = (request.extra_args or {}).get("kv_transfer_params") or {}
@@ -250,10 +252,7 @@ class BlendEngine:
         return tokenized
 
     def _last(self, ticket: Any) -> BlendOutput:
-        output = None
-        for output in ticket:
-            pass
-        assert output is not None
+        *_, output = ticket
         return self._output(ticket, output)
 
     def _output(self, ticket: Any, output: Any) -> BlendOutput:
@@ -282,13 +281,10 @@ class BlendEngine:
         return list(sink), True
 
     def _rpc(self, method: str, *args: Any) -> Any:
-        try:
-            return self._start().call(lambda engine: engine.collective_rpc(method, args=args))[0]
-        except BlendError:
-            raise
+        return self._start().call(lambda engine: engine.collective_rpc(method, args=args))[0]
 
 
-def _batches(ids: Sequence[Sequence[int]], min_tokens: int) -> Iterator[list[int]]:
+def _batches(ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
     """Numbers of chunks, in order, in batches that one pass takes comfortably."""
     batch: list[int] = []
     tokens = 0

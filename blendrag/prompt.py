@@ -42,7 +42,7 @@ class BlendPrompt:
     def __init__(self, *parts: str | Chunk, add_special_tokens: bool = True) -> None:
         for part in parts:
             if not isinstance(part, (str, Chunk)):
-                raise PromptError(f"a prompt is made of str and Chunk, not {type(part).__name__}: wrap it in Chunk(...)")
+                raise PromptError(f"a prompt is made of str and Chunk, not {type(part).__name__}: wrap text in Chunk()")
         object.__setattr__(self, "parts", tuple(part for part in parts if _text(part)))
         object.__setattr__(self, "add_special_tokens", add_special_tokens)
 

@@ -83,7 +83,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, sca
     return out
 
 
-def scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, *, scale: float, soft_cap: float = 0.0) -> torch.Tensor:
+def scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, *, scale: float,
+           soft_cap: float = 0.0) -> torch.Tensor:
     """Softmax weights [heads, rows, keys], float32.  Mask: bool [rows, keys], True = seen."""
     heads, kv_heads = q.shape[1], k.shape[1]
     grouped = q.float().reshape(q.shape[0], kv_heads, heads // kv_heads, -1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from blendrag.config import BlendConfig
+from blendrag.errors import StoreError
 from blendrag.policies import Attention, Deviation, Full, Layout, Policy, make_policy
 from blendrag.runtime.context import Context
 from blendrag.runtime.forward import Forward
@@ -64,7 +65,8 @@ class Blender:
         block_size = self.model.layers[0].block_size
         return set(job.block_ids[0][job.write_from // block_size : len(job.token_ids) // block_size + 1])
 
-    def encode(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[tuple[str, bool]]:
+    def encode(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
+               neutral: bool) -> list[tuple[str, bool]]:
         """Computes chunks behind a prefix, each on its own, and stores what is not stored yet.
 
         Args:
@@ -77,7 +79,8 @@ class Blender:
             `(key, newly computed)` of each chunk.
         """
         keys = self._keys(chunks, prefix_ids, neutral)
-        missing = {key: ids for key, ids in zip(keys, chunks, strict=True) if key not in self.store}
+        present = self.store.present(keys)
+        missing = {key: ids for key, ids in zip(keys, chunks, strict=True) if key not in present}
         if missing:
             prefix = self._prefix(prefix_ids)
             lanes = {key: EncodeLane(prefix, self._tensor(ids)) for key, ids in missing.items()}
@@ -88,7 +91,9 @@ class Blender:
 
     def stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
         """Which chunks `encode` would find stored."""
-        return [key in self.store for key in self._keys(chunks, prefix_ids, neutral)]
+        keys = self._keys(chunks, prefix_ids, neutral)
+        present = self.store.present(keys)
+        return [key in present for key in keys]
 
     def _keys(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[str]:
         digest = NEUTRAL if neutral else prefix_digest(prefix_ids)
@@ -111,7 +116,7 @@ class Blender:
         report = BlendReport()
         entries: list[tuple[Placement, KVEntry]] = []
         for placement in job.placements:
-            entry = self.store.get(placement.key)
+            entry = self._get(placement.key)
             if entry is None:
                 report.damaged.append(placement.key)
             else:
@@ -164,7 +169,7 @@ class Blender:
         if not ids:
             return Context(self.model, 0, ())
         key = self._key(prefix_digest(()), ids)
-        entry = self.store.get(key)
+        entry = self._get(key)
         if entry is None:
             lane = EncodeLane(Context(self.model, 0, ()), self._tensor(ids))
             self.forward.run([lane])
@@ -174,6 +179,13 @@ class Blender:
 
     def _key(self, digest: bytes, ids: Sequence[int]) -> str:
         return entry_key(self.model.fingerprint, self.config.namespace, digest, ids)
+
+    def _get(self, key: str) -> KVEntry | None:
+        try:
+            return self.store.get(key)
+        except StoreError as error:
+            logger.warning("a stored chunk cannot be read, computing it: %s", error)
+            return None
 
     def _put(self, key: str, entry: KVEntry) -> None:
         self.store.put(key, entry, fingerprint=self.model.fingerprint, namespace=self.config.namespace)

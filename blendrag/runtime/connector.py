@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 
 from blendrag.config import BlendConfig
 from blendrag.runtime.blender import Blender
@@ -41,7 +42,7 @@ MARKS = "blend"
 """Key of `kv_transfer_params` under which a request's chunk marks travel in and its statistics travel out."""
 
 
-class BlendConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class BlendConnector(KVConnectorBase_V1, SupportsHMA):
     """Blends stored chunks into prompts; see docs/design.md."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
@@ -49,7 +50,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         extra = dict(self._kv_transfer_config.kv_connector_extra_config)
         store_name = extra.pop("store_name", None)
         self.config = BlendConfig(**extra)
-        self.store: ChunkStore = open_store(self.config.store_path, self.config.ram_bytes, name=store_name)
+        self.store: ChunkStore = open_store(
+            self.config.store_path, self.config.ram_bytes, pin_memory=current_platform.is_cuda(), name=store_name)
         self.planner = Planner(self.config, self.store)
         self.blender: Blender | None = None
         self._plans: dict[str, Plan] = {}
@@ -57,6 +59,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._pending: dict[str, tuple[Plan, dict[str, Any]]] = {}
         self._reports: dict[str, BlendReport] = {}
         self._failed_blocks: set[int] = set()
+        self._shut_down = False
 
     # Scheduler half.
 
@@ -123,7 +126,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         report = self._reports.pop(request.request_id, None)
         handed_out: dict[str, Any] = {}
         if report is None:
-            # Worker reports are read after requests are finished, within the same update; vLLM sends the mapping on later.
+            # Worker reports are read after requests finish, within the same update, and vLLM sends the mapping on
+            # later still: it can be completed until then.
             self._pending[request.request_id] = (plan, handed_out)
         handed_out[MARKS] = self.planner.conclude(plan, report).to_dict()
         return False, handed_out
@@ -146,7 +150,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for job, report in zip(metadata.jobs, self.blender.blend(metadata.jobs), strict=True):
             self._reports[job.request_id] = report
             if report.failure:
-                logger.warning("blend pass of request %s failed, prefilling in full: %s", job.request_id, report.failure)
+                logger.warning("the blend pass of request %s failed, prefilling in full: %s", job.request_id,
+                               report.failure)
                 self._failed_blocks.update(self.blender.unwritten_blocks(job))
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -168,4 +173,6 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         self.blender = None
-        self.store.close()
+        if not self._shut_down:
+            self._shut_down = True
+            self.store.close()

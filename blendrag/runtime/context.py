@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,6 +11,9 @@ from blendrag.runtime.forward import Part
 from blendrag.runtime.messages import Placement
 from blendrag.runtime.model import BlendModel
 from blendrag.store import KVEntry
+
+if TYPE_CHECKING:
+    from blendrag.runtime.triton_gather import Gather
 
 
 class Context:
@@ -23,10 +27,12 @@ class Context:
         self.model = model
         self.tokens = tokens
         self.entries = entries
-        self.stored = torch.zeros(tokens, dtype=torch.bool, device=model.device)
+        stored = torch.zeros(tokens, dtype=torch.bool)
         for placement, _ in entries:
-            self.stored[placement.start : placement.end] = True
-        self._places = self.stored.nonzero()[:, 0]
+            stored[placement.start : placement.end] = True
+        self.stored = stored.to(model.device)
+        self._places = stored.nonzero()[:, 0].to(model.device)
+        self._gather = self._make_gather()
         self._earlier: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,9 +41,12 @@ class Context:
         shape = (self.tokens, attention.num_kv_heads, attention.head_size)
         k = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
         v = torch.zeros_like(k)
-        if self.entries:
+        rotation = self.model.layers[index].rotation
+        if self._gather is not None:
+            self._gather.layer(index, rotation, k, v)
+        elif self.entries:
             keys = torch.cat([self._fetch(entry.k, index, placement) for placement, entry in self.entries])
-            k[self._places] = self.model.layers[index].rotation.rotate(keys, self._places)
+            k[self._places] = rotation.rotate(keys, self._places)
             v[self._places] = torch.cat([self._fetch(entry.v, index, placement) for placement, entry in self.entries])
         return k, v
 
@@ -52,15 +61,21 @@ class Context:
         all_k, all_v = self.layer(index)
         if index in self._earlier:
             before, before_k, before_v = self._earlier[index]
-            all_k[before], all_v[before] = before_k, before_v
-            if not part.last:
-                positions, k, v = torch.cat([before, positions]), torch.cat([before_k, k]), torch.cat([before_v, v])
-        all_k[positions], all_v[positions] = k, v
+            positions, k, v = torch.cat([before, positions]), torch.cat([before_k, k]), torch.cat([before_v, v])
+        all_k.index_copy_(0, positions, k)
+        all_v.index_copy_(0, positions, v)
         if part.last:
             self._earlier.pop(index, None)
         else:
             self._earlier[index] = (positions, k.clone(), v.clone())
         return all_k, all_v
+
+    def _make_gather(self) -> Gather | None:
+        if self.model.device.type != "cuda":
+            return None
+        from blendrag.runtime.triton_gather import Gather
+
+        return Gather(self.entries, self.model.device) if Gather.takes(self.entries, self.model.dtype) else None
 
     def _fetch(self, tensor: torch.Tensor, index: int, placement: Placement) -> torch.Tensor:
         piece = tensor[index, : placement.end - placement.start]

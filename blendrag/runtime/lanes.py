@@ -11,7 +11,6 @@ from blendrag.runtime.forward import Lane, Part
 from blendrag.runtime.model import BlendModel, Layer
 from blendrag.store import KVEntry
 
-
 _LEAD = 64
 _SCORED_ROWS = 512
 
@@ -19,7 +18,8 @@ _SCORED_ROWS = 512
 class _ContextLane(Lane):
     """Rows of a prompt over its context.  `mask` says which tokens are rows: bool [tokens]."""
 
-    def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | None = None) -> None:
+    def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor,
+                 valid: torch.Tensor | None = None) -> None:
         self.context = context
         self.positions = mask.nonzero()[:, 0]
         self.ids = ids[self.positions]
@@ -41,7 +41,7 @@ class BlendLane(_ContextLane):
                  block_ids: tuple[list[int], ...]) -> None:
         super().__init__(context, ids, mask)
         self._write_from = write_from
-        self._slots = {}
+        self._slots: dict[int, torch.Tensor] = {}
         for layer in context.model.layers:
             if layer.group not in self._slots:
                 self._slots[layer.group] = self._slot_mapping(block_ids[layer.group], layer.block_size)

@@ -32,6 +32,7 @@ class Ticket:
         self.first_token_s = 0.0
         self._loop = loop
         self._outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._samples: dict[int, Any] = {}
         self._ended = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -53,6 +54,10 @@ class Ticket:
         """Called by the owner thread with an output or an exception."""
         if not self.first_token_s:
             self.first_token_s = time.perf_counter() - self.submitted
+        if not isinstance(output, BaseException):
+            # vLLM reports each of n samples on its own.
+            self._samples |= {sample.index: sample for sample in output.outputs}
+            output.outputs = [self._samples[index] for index in sorted(self._samples)]
         self._outputs.put(output)
 
 

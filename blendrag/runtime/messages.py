@@ -49,7 +49,10 @@ class BlendJob:
 
 @dataclass
 class BlendReport:
-    """What a blend pass did for one request; counts are tokens, `row_layers` is rows x layers computed."""
+    """What a blend pass did for one request; counts are tokens, `row_layers` is rows x layers computed.
+
+    `damaged` names entries that were planned with and could not be had when they were needed.
+    """
 
     row_layers: int = 0
     reused: int = 0

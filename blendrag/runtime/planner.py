@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from blendrag.config import BlendConfig
+from blendrag.errors import StoreError
 from blendrag.policies import Policy
 from blendrag.runtime.messages import BlendReport, ModelFacts, Placement
 from blendrag.stats import BlendStats, ChunkStats
@@ -18,6 +20,8 @@ from blendrag.store.keys import NEUTRAL
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
 
 _MIN_QUESTION = 8
 _LAST_TOKENS = 32
@@ -76,28 +80,31 @@ class Planner:
 
         A chunk encoded behind this prompt's own prefix is preferred; the neutral variant serves any prompt.
         """
-        assert self.facts is not None
         limit = len(ids) - 1  # the last token is vLLM's
         first = spans[0][0] if spans else 0
         digest = prefix_digest(ids[:first])
-        if first:
-            key = self._key(prefix_digest(()), ids[:first])
-            if key in self.store:
-                plan.placements.append(Placement(0, min(first, limit), key, exact=True))
-        for (start, end), chunk in zip(spans, plan.stats.chunks, strict=True):
-            plan.keys.append("")
+        prefix_key = self._key(prefix_digest(()), ids[:first])
+        variants = [[self._key(d, ids[start:end]) for d in (digest, NEUTRAL)] for start, end in spans]
+        present = self._present([prefix_key, *(key for keys in variants for key in keys)])
+        if first and prefix_key in present:
+            plan.placements.append(Placement(0, min(first, limit), prefix_key, exact=True))
+        for (start, end), keys, chunk in zip(spans, variants, plan.stats.chunks, strict=True):
+            found = next((key for key in keys if key in present), "")
+            plan.keys.append(found)
             if end - start < self.config.min_chunk_tokens:
                 chunk.reason = "too short"
-                continue
-            keys = [self._key(d, ids[start:end]) for d in (digest, NEUTRAL)]
-            found = next((key for key in keys if key in self.store), None)
-            if found is None:
+            elif not found:
                 chunk.reason = "not stored"
-                continue
-            exact = start == first and found == keys[0]
-            chunk.reused, chunk.exact = True, exact
-            plan.keys[-1] = found
-            plan.placements.append(Placement(start, min(end, limit), found, exact))
+            else:
+                chunk.reused, chunk.exact = True, start == first and found == keys[0]
+                plan.placements.append(Placement(start, min(end, limit), found, chunk.exact))
+
+    def _present(self, keys: list[str]) -> set[str]:
+        try:
+            return self.store.present(keys)
+        except StoreError as error:
+            logger.warning("the store cannot be asked, prefilling in full: %s", error)
+            return set()
 
     def _key(self, digest: bytes, ids: Sequence[int]) -> str:
         assert self.facts is not None

@@ -8,6 +8,8 @@ by construction.  All arithmetic is float32.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from blendrag.errors import ModelError
@@ -28,7 +30,7 @@ class Rotation:
             ModelError: the module does something a fixed table does not describe.
         """
         self.name = type(module).__name__
-        table = getattr(module, "cos_sin_cache", None)
+        table: Any = getattr(module, "cos_sin_cache", None)
         if not isinstance(table, torch.Tensor) or table.dim() != 2:
             raise ModelError(f"the rotary embedding {self.name} has no fixed cos/sin table, {_REMEDY}")
         size = int(getattr(module, "head_size", table.shape[1]))
@@ -36,7 +38,7 @@ class Rotation:
         table = module.cos_sin_cache  # vLLM casts it to the keys' dtype at the first use, and so do we
         self.neox = bool(getattr(module, "is_neox_style", True))
         half = table.shape[1] // 2
-        self.cos, self.sin = table[:, :half].float(), table[:, half:].float()
+        self.cos, self.sin = table[:, :half].float().contiguous(), table[:, half:].float().contiguous()
         self._check(module, size, dtype)
 
     def rotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -26,12 +26,15 @@ def start_engine(model: str, config: BlendConfig, store_name: str, engine_args: 
         ModelError: vLLM cannot run the model, or blending does not support it.
     """
     from vllm import EngineArgs
+    from vllm.distributed.kv_transfer import has_kv_transfer_group
     from vllm.v1.engine.llm_engine import LLMEngine
 
     reserved = {"kv_transfer_config", "worker_cls"} & set(engine_args)
     if reserved:
         raise ModelError(f"{', '.join(sorted(reserved))} is set by blendrag: leave it out")
     extra = config.model_dump(mode="json") | {"store_name": store_name}
+    if has_kv_transfer_group():
+        raise ModelError("another engine runs in this process: close it first, or share it")
     try:
         with _in_process():
             args = EngineArgs(model=model, worker_cls=WORKER, **engine_args,

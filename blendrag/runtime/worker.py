@@ -15,14 +15,19 @@ from blendrag.runtime.model import BlendModel
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-_Base: Any
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu_worker import CPUWorker as _Base
-else:
-    from vllm.v1.worker.gpu_worker import Worker as _Base
 
 
-class BlendWorker(_Base):  # type: ignore[misc]
+def _platform_worker() -> Any:
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    return Worker
+
+
+class BlendWorker(_platform_worker()):  # type: ignore[misc]
     """vLLM's worker; gives the connector the model once it is loaded."""
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
@@ -35,16 +40,18 @@ class BlendWorker(_Base):  # type: ignore[misc]
         connector = get_kv_transfer_group()
         assert isinstance(connector, BlendConnector)
         model = BlendModel(self.model_runner.get_model(), self.vllm_config, kv_cache_config)
-        self._blender = Blender(model, connector.store, connector.config)
+        self._blender: Blender | None = Blender(model, connector.store, connector.config)
         connector.attach(self._blender)
 
     def blendrag_encode(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
                         neutral: bool) -> list[tuple[str, bool]]:
         """`Blender.encode`, for `collective_rpc`."""
+        assert self._blender is not None
         return self._blender.encode(chunks, prefix_ids, neutral)
 
     def blendrag_stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
         """`Blender.stored`, for `collective_rpc`."""
+        assert self._blender is not None
         return self._blender.stored(chunks, prefix_ids, neutral)
 
     def shutdown(self) -> None:

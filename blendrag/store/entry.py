@@ -11,18 +11,9 @@ from blendrag.errors import StoreError
 
 _log = logging.getLogger(__name__)
 
-DTYPES = {
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-}
-"""What KV may be made of, with safetensors' names."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8,
+          torch.uint8)
+"""What KV may be made of."""
 
 _SLACK = 4096
 
@@ -70,20 +61,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def entry_in(data: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> KVEntry:
-    """The entry whose keys and values lie one after the other in `data`, uint8 [bytes]; nothing is copied."""
-    k, v = data.view(dtype).view(2, *shape)
-    return KVEntry(k, v)
-
-
-def host_memory(size: int, pin: bool) -> torch.Tensor:
-    """uint8 [size] in host memory; page-locked where asked for and where the system has that much to lock."""
+def _host_copy(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
+    """A copy in host memory; page-locked where asked for and where the system has that much to lock."""
+    source = tensor.detach()
     if pin:
         try:
-            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            return torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True).copy_(source)
         except RuntimeError as error:
-            _log.warning("%d bytes could not be page-locked, ordinary memory is used: %s", size, error)
-    return torch.empty(size, dtype=torch.uint8, device="cpu")
+            _log.warning("%d bytes could not be page-locked, ordinary memory is used: %s", source.nbytes, error)
+    return torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
 
 
 def on_host(entry: KVEntry, pin: bool) -> KVEntry:
@@ -96,11 +82,7 @@ def on_host(entry: KVEntry, pin: bool) -> KVEntry:
     fits = all(t.device.type == "cpu" and t.is_contiguous() and not t.requires_grad for t in tensors)
     if fits and sum(_storages(entry)) <= entry.nbytes + _SLACK and (not pin or all(t.is_pinned() for t in tensors)):
         return entry
-    data = host_memory(entry.nbytes, pin)
-    copy = entry_in(data, entry.k.dtype, tuple(entry.k.shape))
-    copy.k.copy_(entry.k.detach())
-    copy.v.copy_(entry.v.detach())
-    return copy
+    return KVEntry(_host_copy(entry.k, pin), _host_copy(entry.v, pin))
 
 
 def held_bytes(entry: KVEntry, pinned: bool) -> int:

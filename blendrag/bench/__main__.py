@@ -1,0 +1,5 @@
+"""`python -m blendrag.bench`."""
+
+from blendrag.bench.cli import app
+
+app()

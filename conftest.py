@@ -1,0 +1,84 @@
+"""Fixtures of the whole repository: one real engine at a time, started as seldom as possible."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+if shutil.which("nvidia-smi") is None:
+    os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is first imported
+for _name in [name for name in os.environ if name.startswith("BLENDRAG_") and name != "BLENDRAG_MODELS"]:
+    del os.environ[_name]
+
+
+class EnginePool:
+    """Keeps one engine running; asking for another kind closes it first."""
+
+    def __init__(self) -> None:
+        self._key: str | None = None
+        self._engine: Any = None
+
+    def get(self, model: str | Path, **settings: Any) -> Any:
+        """A running `BlendEngine(model, **settings)`: the one that runs, where it is the same."""
+        from blendrag import BlendEngine
+
+        key = repr((str(model), sorted(settings.items(), key=lambda item: item[0])))
+        if key != self._key:
+            self.close()
+            self._engine, self._key = BlendEngine(str(model), **settings), key
+        return self._engine
+
+    def close(self) -> None:
+        """Closes what runs."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = self._key = None
+
+
+@pytest.fixture(scope="session")
+def engine_pool() -> Iterator[EnginePool]:
+    """The pool of this test session."""
+    pool = EnginePool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Folder of SmolLM2-135M-Instruct, fetched where it is not there yet."""
+    from blendrag.models import fetch
+
+    return fetch("smollm2")
+
+
+@pytest.fixture
+def engine(engine_pool: EnginePool, smollm2: Path) -> Any:
+    """SmolLM2 in float32 on the CPU engine, with its first layers' worth of everything vLLM does by default."""
+    return engine_pool.get(smollm2, dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
+                           kv_cache_memory_bytes=2**30)
+
+
+@pytest.fixture(scope="session")
+def own_process() -> Callable[[str], str]:
+    """Runs a script in a Python of its own, from a file, and returns what it printed."""
+    import subprocess
+    import sys
+    import tempfile
+
+    def run(script: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "script.py")
+            path.write_text(script)
+            done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run

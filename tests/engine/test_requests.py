@@ -1,0 +1,130 @@
+"""Batches, threads, streams, aborts, and input that cannot work."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
+from blendrag.errors import ConfigError, EngineClosedError, ModelError, PromptError
+from tests.engine.test_reuse import fresh, prompt
+from tests.engine.texts import PASSAGES, QUESTION, SYSTEM
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+def texts(outputs: list[Any]) -> list[str]:
+    return [output.text for output in outputs]
+
+
+def test_a_batch_of_blended_and_plain_prompts_equals_one_by_one(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    prompts: list[Any] = [prompt(0, 1), "Once upon a time", prompt(3, 2, 1), prompt(4), BlendPrompt(SYSTEM, QUESTION)]
+    together = engine.generate(prompts, GREEDY, cache_salt=fresh())
+    apart = [engine.generate(p, GREEDY, cache_salt=fresh())[0] for p in prompts]
+    assert texts(together) == texts(apart)
+    assert [o.stats.chunks_reused for o in together] == [2, 0, 3, 1, 0]
+
+
+def test_threads_share_the_engine(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    expected = texts(engine.generate([prompt(n) for n in range(6)], GREEDY, cache_salt=fresh()))
+    found: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        found[number] = engine.generate(prompt(number), GREEDY, cache_salt=fresh())[0].text
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(6)] == expected
+
+
+def test_streaming_ends_with_the_whole_answer_and_its_statistics(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    outputs = list(engine.stream(prompt(0, 1), GREEDY, cache_salt=fresh()))
+    assert len(outputs) > 3
+    assert [o.finished for o in outputs[-2:]] == [False, True]
+    assert outputs[-1].text == engine.generate(prompt(0, 1), GREEDY, cache_salt=fresh())[0].text
+    assert outputs[-1].stats.chunks_reused == 2
+
+
+def test_closing_a_stream_stops_the_request(engine: BlendEngine) -> None:
+    stream = engine.stream(prompt(0), SamplingParams(max_tokens=1000, ignore_eos=True))
+    next(stream)
+    stream.close()
+    running = engine._start().call(lambda vllm: vllm.has_unfinished_requests())
+    assert not running
+
+
+def test_several_samples_of_one_prompt(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    [output] = engine.generate(prompt(0, 1), SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=8))
+    assert len(output.outputs) == 3
+
+
+def test_each_prompt_has_its_own_sampling_params(engine: BlendEngine) -> None:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (2, 5)]
+    outputs = engine.generate([prompt(0), prompt(1)], params)
+    assert [len(o.token_ids) for o in outputs] == [2, 5]
+    assert params[0].extra_args is None, "the caller's object is left alone"
+    with pytest.raises(PromptError, match="give one, or one for each"):
+        engine.generate([prompt(0)], params)
+
+
+def test_prompt_logprobs_are_given_without_blending(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    [output] = engine.generate(prompt(0), SamplingParams(max_tokens=1, prompt_logprobs=1))
+    assert output.request_output.prompt_logprobs
+    assert [chunk.reason for chunk in output.stats.chunks] == ["prompt logprobs asked for"]
+
+
+def test_a_prompt_over_the_limit_names_the_remedy(engine: BlendEngine) -> None:
+    with pytest.raises(PromptError, match="retrieve fewer or shorter chunks, or raise max_model_len"):
+        engine.generate(BlendPrompt(Chunk(PASSAGES[0] * 40)))
+    with pytest.raises(PromptError, match="split it, or raise max_model_len"):
+        engine.encode([PASSAGES[0] * 40])
+
+
+def test_input_that_is_no_prompt(engine: BlendEngine) -> None:
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        engine.generate("")
+    with pytest.raises(PromptError, match="a prompt is a str or a BlendPrompt"):
+        engine.generate([3])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="there is no policy 'magic'"):
+        engine.generate("x", policy="magic")
+    assert engine.generate([]) == []
+
+
+def test_a_second_engine_is_refused_while_one_runs(engine: BlendEngine, smollm2: Path) -> None:
+    engine.generate("x", GREEDY)
+    with pytest.raises(ModelError, match="close it first"):
+        BlendEngine(str(smollm2)).generate("x")
+
+
+def test_a_closed_engine_says_so(tmp_path: Path) -> None:
+    engine = BlendEngine(str(tmp_path))
+    engine.close()
+    with pytest.raises(EngineClosedError, match="make a new BlendEngine"):
+        engine.generate("x")
+
+
+def test_a_model_vllm_does_not_know(engine_pool: Any, tmp_path: Path) -> None:
+    engine_pool.close()
+    with pytest.raises(ModelError, match="check the model's path or name"):
+        BlendEngine(str(tmp_path)).generate("x")
+    (tmp_path / "config.json").write_text('{"architectures": ["NobodyForCausalLM"], "model_type": "nobody"}')
+    with pytest.raises(ModelError, match="check the model's path or name"):
+        BlendEngine(str(tmp_path)).generate("x")
+
+
+def test_a_store_that_cannot_be_opened_names_the_remedy(engine_pool: Any, smollm2: Path, tmp_path: Path) -> None:
+    engine_pool.close()
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(Exception, match="store_path"):
+        BlendEngine(str(smollm2), config=BlendConfig(store_path=tmp_path / "file")).generate("x")

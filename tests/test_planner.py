@@ -1,0 +1,411 @@
+"""The scheduler half plans which stored chunks a request reuses, and says afterwards what became of it."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+
+from blendrag.config import BlendConfig
+from blendrag.policies import CacheBlend, First, NoRecompute, Query
+from blendrag.runtime.messages import BlendReport, ModelFacts, Placement
+from blendrag.runtime.planner import Planner
+from blendrag.stats import BlendStats, ChunkStats
+from blendrag.store import ChunkStore, KVEntry, entry_key, prefix_digest
+from blendrag.store.keys import NEUTRAL
+from tests.helpers import make_request
+
+LAYERS = 4
+PREFIX, QUESTION = list(range(100, 105)), list(range(900, 912))
+A, B, C = list(range(200, 220)), list(range(300, 330)), list(range(400, 416))
+PROMPT = PREFIX + A + B + QUESTION
+SPAN_A, SPAN_B = (5, 25), (25, 55)
+
+
+def make_planner(**config) -> Planner:
+    planner = Planner(BlendConfig(**({"policy": "none"} | config)), ChunkStore())
+    planner.facts = ModelFacts("model", LAYERS)
+    return planner
+
+
+@pytest.fixture()
+def planner():
+    planner = make_planner()
+    yield planner
+    planner.store.close()
+
+
+def put(planner, ids, digest=NEUTRAL, fingerprint="model", namespace="default") -> str:
+    """Stores a chunk: as the neutral variant, or behind the prefix of a digest."""
+    key = entry_key(fingerprint, namespace, digest, ids)
+    kv = torch.zeros(LAYERS, len(ids), 1, 2)
+    planner.store.put(key, KVEntry(kv, kv), fingerprint=fingerprint, namespace=namespace)
+    return key
+
+
+def plan_of(planner, ids=PROMPT, spans=(SPAN_A, SPAN_B), policy=None, **options):
+    marks = {"spans": [list(span) for span in spans]} | ({"policy": policy} if policy else {})
+    return planner.plan(make_request(list(ids), **options), marks)
+
+
+def chunks_of(plan):
+    return [(chunk.reused, chunk.exact, chunk.reason) for chunk in plan.stats.chunks]
+
+
+# Which entry stands in.
+
+
+def test_stored_chunks_are_placed_where_the_prompt_marks_them(planner):
+    a, b = put(planner, A), put(planner, B)
+    plan = plan_of(planner)
+    assert plan.placements == [Placement(5, 25, a, False), Placement(25, 55, b, False)]
+    assert [(chunk.start, chunk.tokens) for chunk in plan.stats.chunks] == [(5, 20), (25, 30)]
+    assert chunks_of(plan) == [(True, False, "")] * 2
+    assert (plan.stats.policy, plan.stats.prompt_tokens) == ("none", len(PROMPT))
+
+
+def test_a_chunk_that_is_not_stored_does_not_keep_the_others_from_being_reused(planner):
+    b = put(planner, B)
+    plan = plan_of(planner)
+    assert chunks_of(plan) == [(False, False, "not stored"), (True, False, "")]
+    assert plan.placements == [Placement(25, 55, b, False)]
+
+
+def test_the_variant_behind_the_prompts_own_prefix_is_preferred(planner):
+    behind = prefix_digest(PREFIX)
+    put(planner, A), put(planner, B)
+    a, b = put(planner, A, behind), put(planner, B, behind)
+    plan = plan_of(planner)
+    assert [placement.key for placement in plan.placements] == [a, b]
+    # Only the first chunk stands behind the very tokens it was encoded behind.
+    assert chunks_of(plan) == [(True, True, ""), (True, False, "")]
+
+
+def test_the_variant_of_another_prefix_is_not_used(planner):
+    put(planner, A, prefix_digest([1, 2, 3])), put(planner, A, prefix_digest())
+    assert chunks_of(plan_of(planner))[0] == (False, False, "not stored")
+
+
+def test_a_neutral_first_chunk_is_not_exact_even_where_nothing_precedes_it(planner):
+    put(planner, A)
+    plan = plan_of(planner, A + QUESTION, [(0, 20)])
+    assert (chunks_of(plan), plan.exact_tokens) == ([(True, False, "")], 0)
+
+
+def test_a_first_chunk_encoded_as_a_prompts_beginning_is_exact(planner):
+    a = put(planner, A, prefix_digest())
+    plan = plan_of(planner, A + QUESTION, [(0, 20)])
+    assert plan.placements == [Placement(0, 20, a, True)]
+    assert plan.exact_tokens == 20
+
+
+def test_the_stored_prefix_stands_in_for_the_text_before_the_first_chunk(planner):
+    prefix, a = put(planner, PREFIX, prefix_digest()), put(planner, A, prefix_digest(PREFIX))
+    plan = plan_of(planner)
+    assert plan.placements == [Placement(0, 5, prefix, True), Placement(5, 25, a, True)]
+
+
+def test_a_stored_prefix_alone_is_no_reason_to_blend(planner):
+    put(planner, PREFIX, prefix_digest())
+    plan = plan_of(planner)
+    assert (plan.placements, plan.salt) == ([], b"")
+
+
+@pytest.mark.parametrize("other", [{"fingerprint": "other-model"}, {"namespace": "other"}])
+def test_chunks_of_other_models_and_namespaces_are_not_found(planner, other):
+    put(planner, A, **other)
+    assert plan_of(planner).placements == []
+
+
+def test_chunks_too_short_to_be_stored_are_not_looked_up():
+    planner = make_planner(min_chunk_tokens=21)
+    put(planner, A), put(planner, B)
+    assert chunks_of(plan_of(planner)) == [(False, False, "too short"), (True, False, "")]
+
+
+def test_the_same_chunk_twice_is_placed_twice(planner):
+    a = put(planner, A)
+    plan = plan_of(planner, PREFIX + A + A + QUESTION, [(5, 25), (25, 45)])
+    assert plan.placements == [Placement(5, 25, a, False), Placement(25, 45, a, False)]
+    lost = planner.conclude(plan, BlendReport(damaged=[a]))
+    assert [chunk.reason for chunk in lost.chunks] == ["damaged", "damaged"]
+
+
+def test_the_last_token_is_left_to_vllm(planner):
+    a = put(planner, A)
+    plan = plan_of(planner, PREFIX + A, [SPAN_A])
+    assert plan.placements == [Placement(5, 24, a, False)]
+
+
+def test_a_chunk_of_which_only_the_last_token_is_left_is_not_reused():
+    planner = make_planner(min_chunk_tokens=1)
+    put(planner, [7])
+    plan = plan_of(planner, [*PREFIX, 7], [(5, 6)])
+    assert plan.placements == []
+    assert not plan.stats.chunks[0].reused
+
+
+# Marks come from clients.
+
+
+@pytest.mark.parametrize(("spans", "clean"), [
+    ([], []),
+    ([(5, 25), (25, 55)], [(5, 25), (25, 55)]),
+    ([(25, 55), (5, 25)], [(5, 25), (25, 55)]),
+    ([(5, 25), (5, 25)], [(5, 25)]),
+    ([(5, 25), (24, 55)], [(5, 25)]),
+    ([(25, 5), (7, 7)], []),
+    ([(-5, 25), (25, 55)], [(25, 55)]),
+    ([(25, 68), (5, 20)], [(5, 20)]),
+    ([(5, 67)], [(5, 67)]),
+    ([(5, 10**30)], []),
+])
+def test_spans_are_put_in_order_and_impossible_ones_left_out(planner, spans, clean):
+    plan = plan_of(planner, spans=spans)
+    assert [(chunk.start, chunk.start + chunk.tokens) for chunk in plan.stats.chunks] == clean
+
+
+@pytest.mark.parametrize("marks", [
+    {}, {"spans": None}, {"spans": 5}, {"spans": "ab"}, {"spans": [1, 2]}, {"spans": [[1]]}, {"spans": [[1, 2, 3]]},
+    {"spans": [["a", "b"]]}, {"spans": [[None, 25]]}, {"spans": [[5, float("inf")]]}, {"spans": [[5, float("nan")]]},
+    {"policy": "first"}, {"policy": None}, {"policy": {"policy": "nope"}}, {"policy": {"policy": ["first"]}},
+    {"policy": {"policy": "first", "tokens": -1}}, {"policy": {"ratio": "x"}}, {"policy": {"x": 1}}, {"policy": [1]},
+    None, "marks", [], 7,
+])
+def test_marks_that_make_no_sense_end_in_a_full_prefill_not_in_an_error(planner, marks):
+    put(planner, A), put(planner, B)
+    if isinstance(marks, dict) and "policy" in marks:
+        marks = marks | {"spans": [list(SPAN_A), list(SPAN_B)]}
+    plan = planner.plan(make_request(PROMPT), marks)
+    reused = isinstance(marks, dict) and marks.get("policy") is None and "policy" in marks
+    assert bool(plan.placements) == reused
+    assert planner.conclude(plan, None).rows == 1.0
+
+
+numbers = st.integers(-3, 45)
+
+
+@settings(deadline=None)
+@given(spans=st.lists(st.tuples(numbers, numbers), max_size=8), stored=st.sets(st.integers(0, 39), max_size=12),
+       length=st.integers(0, 40), shortest=st.integers(1, 4))
+def test_placements_are_in_order_apart_not_empty_stored_and_before_the_last_token(spans, stored, length, shortest):
+    planner = make_planner(min_chunk_tokens=shortest)
+    ids = list(range(length))
+    for start in stored:
+        for end in (start + 1, start + 4, start + 9):
+            put(planner, ids[start:end]) if ids[start:end] else None
+    plan = plan_of(planner, ids, spans)
+    assert all(placement.key in planner.store for placement in plan.placements)
+    edges = [edge for placement in plan.placements for edge in (placement.start, placement.end)]
+    assert edges == sorted(edges)
+    assert all(placement.start < placement.end <= length - 1 for placement in plan.placements)
+    assert bool(plan.placements) == any(chunk.reused for chunk in plan.stats.chunks)
+    assert all(chunk.reused != bool(chunk.reason) for chunk in plan.stats.chunks)
+    assert 0 <= plan.exact_tokens <= length
+
+
+# Requests that are prefilled in full whatever is stored.
+
+IMAGE = MultiModalFeatureSpec(None, "image", "hash", PlaceholderRange(offset=1, length=2))
+REFUSED = {
+    "LoRA": {"lora_request": LoRARequest("adapter", 1, "/adapter")},
+    "multimodal": {"mm_features": [IMAGE]},
+    "prompt logprobs": {"sampling_params": SamplingParams(max_tokens=4, prompt_logprobs=1)},
+    "embeddings": {"prompt_embeds": torch.zeros(len(PROMPT), 8), "prompt_is_token_ids": [True] * 60 + [False] * 7},
+}
+
+
+@pytest.mark.parametrize("options", REFUSED.values(), ids=REFUSED)
+def test_requests_whose_kv_depends_on_more_than_tokens_are_not_blended(planner, options):
+    put(planner, A), put(planner, B)
+    plan = plan_of(planner, block_size=None, **options)
+    assert (plan.placements, plan.salt) == ([], b"")
+    reasons = {chunk.reason for chunk in plan.stats.chunks}
+    assert len(reasons) == 1
+    assert next(iter(options)).split("_")[0][:4] in reasons.pop().lower() or "sampling_params" in options
+
+
+def test_a_prompt_of_embeddings_alone_has_no_chunks(planner):
+    request = make_request(None, None, prompt_embeds=torch.zeros(12, 8))
+    plan = planner.plan(request, {"spans": [[0, 5]]})
+    assert (plan.placements, plan.stats.chunks) == ([], [])
+
+
+def test_a_store_that_cannot_be_asked_ends_in_a_full_prefill():
+    planner = make_planner()
+    put(planner, A)
+    planner.store.close()
+    assert plan_of(planner).placements == []
+
+
+@pytest.mark.parametrize("reason", ["not stored", "too short", "damaged", "prefix cached", "pass failed", "LoRA request",
+                                    "multimodal request", "prompt logprobs asked for"])
+def test_every_reason_is_documented(reason):
+    assert f'"{reason}"' in ChunkStats.__doc__
+
+
+# What is exact.
+
+
+def test_exact_tokens_end_where_the_first_approximate_entry_begins(planner):
+    behind = prefix_digest(PREFIX)
+    put(planner, A, behind), put(planner, B)
+    assert plan_of(planner).exact_tokens == 25
+    planner.store.clear()
+    put(planner, PREFIX, prefix_digest()), put(planner, B)
+    assert plan_of(planner).exact_tokens == 25  # the first chunk is computed, and so exact
+    put(planner, A)
+    assert plan_of(planner).exact_tokens == 5
+
+
+def test_where_every_entry_is_exact_all_their_tokens_are(planner):
+    put(planner, A, prefix_digest(PREFIX))
+    assert plan_of(planner).exact_tokens == 25
+    assert plan_of(planner, PREFIX + A, [SPAN_A]).exact_tokens == 24
+
+
+# What the salt names.
+
+
+def salt_of(planner, ids=PROMPT, spans=(SPAN_A, SPAN_B), **options):
+    salt = plan_of(planner, ids, spans, **options).salt
+    assert len(salt) == 16
+    return salt
+
+
+def test_equal_prompts_have_equal_salts(planner):
+    put(planner, A), put(planner, B)
+    assert salt_of(planner) == salt_of(planner)
+    for policy in (NoRecompute(), First(3), CacheBlend(), Query(layers=(0.2, 0.9))):
+        over_json = json.loads(json.dumps(policy.settings()))
+        assert salt_of(planner, policy=policy.settings()) == salt_of(planner, policy=over_json)
+
+
+def test_the_salt_depends_on_the_policy_and_its_settings(planner):
+    put(planner, A), put(planner, B)
+    policies = [NoRecompute(), First(), First(3), CacheBlend(), CacheBlend(ratio=0.3), CacheBlend(check_layer=2), Query(),
+                Query(ratio=0.3), Query(over_rows="mean")]
+    assert len({salt_of(planner, policy=policy.settings()) for policy in policies}) == len(policies)
+
+
+def test_the_salt_depends_on_the_entries_that_stand_in_and_on_their_places(planner):
+    put(planner, A)
+    salts = [salt_of(planner)]
+    put(planner, B)
+    salts.append(salt_of(planner))
+    put(planner, B, prefix_digest(PREFIX))
+    salts.append(salt_of(planner))
+    put(planner, PREFIX, prefix_digest())
+    salts.append(salt_of(planner))
+    salts.append(salt_of(planner, [1, *PROMPT], [(6, 26), (26, 56)]))
+    assert len(set(salts)) == 5
+
+
+def test_a_chunk_cut_short_by_the_prompts_end_has_another_salt(planner):
+    put(planner, A)
+    assert salt_of(planner, PREFIX + A, [SPAN_A]) != salt_of(planner, PREFIX + A + QUESTION, [SPAN_A])
+
+
+def test_with_rows_chosen_by_evidence_the_salt_depends_on_the_whole_prompt(planner):
+    put(planner, A), put(planner, B)
+    other = [*PROMPT[:-1], 1]
+    for policy, depends in ((NoRecompute(), False), (First(), False), (CacheBlend(), True), (Query(), True)):
+        salts = {salt_of(planner, ids, policy=policy.settings()) for ids in (PROMPT, other)}
+        assert len(salts) == 1 + depends
+
+
+def test_with_rows_chosen_by_the_question_the_salt_depends_on_where_it_begins(planner):
+    put(planner, A)
+    spans = [[SPAN_A], [SPAN_A, SPAN_B]]  # the second is not stored: the entries are the same, the question is not
+    plans = [plan_of(planner, spans=s, policy=Query().settings()) for s in spans]
+    assert plans[0].placements == plans[1].placements
+    assert plans[0].question_start != plans[1].question_start
+    assert plans[0].salt != plans[1].salt
+
+
+# Where the question begins.
+
+
+@pytest.mark.parametrize(("spans", "question", "start"), [
+    ([SPAN_A, SPAN_B], 12, 55),
+    ([SPAN_A, SPAN_B], 8, 55),
+    ([SPAN_A, SPAN_B], 7, 30),  # next to nothing: the prompt's last 32 tokens
+    ([SPAN_A, SPAN_B], 0, 23),
+    ([SPAN_B, SPAN_A], 9, 55),
+    ([], 9, 0),
+])
+def test_the_question_is_what_follows_the_last_chunk(planner, spans, question, start):
+    assert plan_of(planner, PREFIX + A + B + [1] * question, spans).question_start == start
+
+
+def test_the_question_of_a_short_prompt_begins_within_it(planner):
+    assert plan_of(planner, [1, 2, 3], [(1, 3)]).question_start == 0
+    assert plan_of(planner, [], []).question_start == 0
+
+
+# What became of it.
+
+REPORT = BlendReport(row_layers=100, reused=40, recomputed=9, load_s=1.0, score_s=2.0, blend_s=3.0)
+
+
+def test_a_report_becomes_statistics(planner):
+    put(planner, A), put(planner, B)
+    plan = plan_of(planner)
+    stats = planner.conclude(plan, REPORT)
+    assert (stats.chunks_found, stats.chunks_reused, stats.chunks_missed) == (2, 2, 0)
+    assert (stats.reused_tokens, stats.recomputed_tokens, stats.failure) == (40, 9, "")
+    assert (stats.load_s, stats.score_s, stats.blend_s) == (1.0, 2.0, 3.0)
+    assert stats.rows == (100 + LAYERS) / (LAYERS * len(PROMPT))  # and vLLM's last token
+    assert BlendStats.from_dict(json.loads(json.dumps(stats.to_dict()))) == stats
+
+
+def test_all_rows_are_a_full_prefill(planner):
+    put(planner, A)
+    report = BlendReport(row_layers=LAYERS * (len(PROMPT) - 1))
+    assert planner.conclude(plan_of(planner), report).rows == 1.0
+
+
+def test_without_a_pass_the_chunks_came_from_the_prefix_cache(planner):
+    put(planner, A)
+    plan = plan_of(planner)
+    plan.stats.prefix_cached_tokens = 60
+    stats = planner.conclude(plan, None)
+    assert [chunk.reason for chunk in stats.chunks] == ["prefix cached", "not stored"]
+    assert (stats.chunks_reused, stats.rows) == (0, 1 - 60 / len(PROMPT))
+
+
+def test_a_failed_pass_is_a_full_prefill_that_says_why(planner):
+    put(planner, A)
+    stats = planner.conclude(plan_of(planner), dataclasses.replace(REPORT, failure="RuntimeError: out of memory"))
+    assert stats.failure == "RuntimeError: out of memory"
+    assert [chunk.reason for chunk in stats.chunks] == ["pass failed", "not stored"]
+    assert (stats.chunks_reused, stats.reused_tokens, stats.recomputed_tokens, stats.rows) == (0, 0, 0, 1.0)
+
+
+def test_an_entry_that_was_lost_in_between_is_named_and_no_longer_exact(planner):
+    prefix = put(planner, PREFIX, prefix_digest())
+    a = put(planner, A, prefix_digest(PREFIX))
+    put(planner, B)
+    stats = planner.conclude(plan_of(planner), BlendReport(damaged=[a, prefix]))
+    assert [(chunk.reused, chunk.exact, chunk.reason) for chunk in stats.chunks] == [
+        (False, False, "damaged"), (True, False, "")]
+
+
+def test_concluding_leaves_the_plan_as_it_is(planner):
+    put(planner, A)
+    plan = plan_of(planner)
+    early = planner.conclude(plan, None)
+    late = planner.conclude(plan, REPORT)
+    assert early.chunks_reused == 0
+    assert late.chunks_reused == 1
+    assert plan.stats.chunks[0].reused
+
+
+def test_a_request_without_stored_chunks_concludes_too(planner):
+    stats = planner.conclude(plan_of(planner), None)
+    assert (stats.rows, [chunk.reason for chunk in stats.chunks]) == (1.0, ["not stored", "not stored"])

@@ -1,0 +1,184 @@
+"""A policy answers "which tokens of the reused chunks are computed again?"; all of them in one matrix, then each alone."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.errors import ConfigError
+from blendrag.policies import POLICIES, Attention, CacheBlend, Deviation, First, Full, Layout, NoRecompute, Query, make_policy
+
+every_policy = pytest.mark.parametrize("kind", POLICIES.values(), ids=POLICIES)
+ratio_policies = pytest.mark.parametrize("kind", [CacheBlend, Query])
+
+
+@st.composite
+def layouts(draw) -> Layout:
+    """Chunks that do not overlap, with and without gaps."""
+    ends, chunks = 0, []
+    for gap, length in draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=5)):
+        chunks.append((ends + gap, ends + gap + length))
+        ends += gap + length
+    reused = torch.zeros(ends + draw(st.integers(1, 9)), dtype=torch.bool)
+    for start, end in chunks:
+        reused[start:end] = True
+    return Layout(reused, tuple(chunks))
+
+
+def scores_for(layout: Layout, seed: int = 0) -> torch.Tensor:
+    return torch.rand(len(layout.reused), generator=torch.Generator().manual_seed(seed))
+
+
+def selected(policy, layout: Layout, scores=None) -> torch.Tensor:
+    """What is computed again; scores are given to those that ask for evidence only."""
+    asked = policy.evidence(num_layers=8) is not None
+    chosen = policy.select(layout, (scores_for(layout) if scores is None else scores) if asked else None)
+    assert chosen.dtype == torch.bool
+    assert chosen.shape == layout.reused.shape
+    return chosen & layout.reused
+
+
+# All policies.
+
+
+@every_policy
+@given(layout=layouts())
+def test_a_policy_chooses_among_the_tokens_of_any_layout_and_leaves_it_alone(kind, layout):
+    before = layout.reused.clone()
+    assert torch.equal(selected(kind(), layout), selected(kind(), layout))
+    assert torch.equal(layout.reused, before)
+
+
+@every_policy
+def test_where_nothing_is_reused_nothing_is_chosen(kind):
+    assert not selected(kind(), Layout(torch.zeros(5, dtype=torch.bool), ())).any()
+
+
+@every_policy
+@pytest.mark.parametrize("num_layers", [1, 2, 3, 30, 80])
+def test_evidence_is_measured_in_layers_that_the_model_has(kind, num_layers):
+    evidence = kind().evidence(num_layers)
+    if isinstance(evidence, Attention):
+        assert evidence.layers == tuple(sorted(set(evidence.layers)))
+        assert set(evidence.layers) <= set(range(num_layers))
+        assert evidence.layers
+    elif isinstance(evidence, Deviation):
+        assert 0 <= evidence.layer < num_layers
+
+
+@every_policy
+def test_a_policy_is_its_settings(kind):
+    policy = kind()
+    assert make_policy(policy) is policy
+    assert make_policy(policy.name) == policy
+    assert make_policy(json.loads(json.dumps(policy.settings()))) == policy
+    assert hash(make_policy(policy.name)) == hash(policy)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy.name = "other"
+
+
+@every_policy
+@pytest.mark.parametrize("setting", ["ration", "name", "policy_settings", "evidence"])
+def test_an_unknown_setting_is_refused_by_name(kind, setting):
+    with pytest.raises(ConfigError, match=f"policy '{kind.name}' has no setting {setting}: it takes"):
+        make_policy({"policy": kind.name, setting: 1})
+
+
+def test_a_policy_says_which_settings_it_takes():
+    with pytest.raises(ConfigError, match="it takes layers, over_rows, ratio$"):
+        make_policy({"policy": "query", "x": 1})
+    with pytest.raises(ConfigError, match="it takes none$"):
+        make_policy({"policy": "full", "x": 1})
+
+
+@pytest.mark.parametrize("spec", ["nope", "", {}, {"ratio": 0.5}, {"policy": None}, {"policy": ["query"]}, 3, None, ["query"]])
+def test_what_is_no_policy_is_refused(spec):
+    with pytest.raises(ConfigError, match="policy"):
+        make_policy(spec)
+
+
+# Full and none.
+
+
+@given(layout=layouts())
+def test_full_computes_everything_and_none_nothing(layout):
+    assert torch.equal(selected(Full(), layout), layout.reused)
+    assert not selected(NoRecompute(), layout).any()
+
+
+# First.
+
+
+@given(layouts(), st.integers(0, 50))
+def test_first_computes_the_beginning_of_each_chunk(layout, tokens):
+    chosen = selected(First(tokens), layout)
+    for start, end in layout.chunks:
+        wanted = min(tokens, end - start)
+        assert chosen[start : start + wanted].all()
+        assert not chosen[start + wanted : end].any()
+
+
+def test_first_takes_no_negative_count():
+    with pytest.raises(ConfigError, match="policy 'first': tokens"):
+        make_policy({"policy": "first", "tokens": -1})
+
+
+# Those that rank tokens by evidence.
+
+
+@ratio_policies
+@given(layout=layouts(), ratio=st.floats(0, 1))
+def test_the_share_with_the_highest_scores_is_computed_and_at_least_one(kind, layout, ratio):
+    scores = scores_for(layout)
+    chosen = selected(kind(ratio=ratio), layout, scores)
+    total = int(layout.reused.sum())
+    assert int(chosen.sum()) == (min(total, max(1, round(ratio * total))) if ratio else 0)
+    left = layout.reused & ~chosen
+    if chosen.any() and left.any():
+        assert scores[chosen].min() >= scores[left].max()
+
+
+@ratio_policies
+def test_scores_of_other_tokens_do_not_count(kind):
+    layout = Layout(torch.tensor([False, True, True, False]), ((1, 3),))
+    for other in (100.0, float("inf"), float("nan")):
+        assert selected(kind(ratio=0.5), layout, torch.tensor([other, 1.0, 2.0, other])).tolist() == [0, 0, 1, 0]
+
+
+@ratio_policies
+def test_equal_scores_still_give_the_share(kind):
+    layout = Layout(torch.ones(10, dtype=torch.bool), ((0, 10),))
+    assert int(selected(kind(ratio=0.3), layout, torch.zeros(10)).sum()) == 3
+
+
+@ratio_policies
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), "half"])
+def test_a_ratio_is_a_share(kind, ratio):
+    with pytest.raises(ConfigError, match=f"policy '{kind.name}': ratio"):
+        make_policy({"policy": kind.name, "ratio": ratio})
+
+
+def test_cacheblend_compares_keys_or_values_at_its_check_layer():
+    assert CacheBlend().evidence(30) == Deviation(layer=1, of="k")
+    assert CacheBlend(check_layer=5, deviation="v").evidence(30) == Deviation(layer=5, of="v")
+    assert CacheBlend(check_layer=99).evidence(30) == Deviation(layer=29, of="k")
+    for wrong in ({"check_layer": -1}, {"deviation": "q"}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            make_policy({"policy": "cacheblend"} | wrong)
+
+
+def test_query_measures_attention_in_a_range_of_the_depth():
+    assert Query().evidence(30) == Attention(layers=tuple(range(15, 30)), over_rows="norm")
+    assert Query(layers=(0.0, 1.0), over_rows="mean").evidence(4) == Attention((0, 1, 2, 3), "mean")
+    assert Query(layers=(0.66, 0.8)).evidence(10) == Attention((6, 7), "norm")
+    assert Query(layers=(1.0, 1.0)).evidence(10) == Attention((9,), "norm")
+
+
+@pytest.mark.parametrize("wrong", [{"layers": [0.8, 0.2]}, {"layers": [0.5]}, {"layers": [0, 2]}, {"layers": 0.5},
+                                   {"over_rows": "max"}])
+def test_query_takes_a_range_from_a_smaller_to_a_larger_share(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        make_policy({"policy": "query"} | wrong)

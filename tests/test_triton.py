@@ -1,0 +1,56 @@
+"""The CUDA kernels, run by Triton's interpreter where there is no GPU: the same source, the same results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blendrag.runtime.attention import Rows, attend
+from blendrag.runtime.messages import Placement
+from blendrag.runtime.rotation import NoRotation, Rotation
+from blendrag.runtime.triton_attention import attend_triton
+from blendrag.runtime.triton_gather import Gather
+from blendrag.store import KVEntry
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(("window", "soft_cap", "holes"), [(0, 0.0, False), (40, 0.0, False), (0, 5.0, True),
+                                                           (17, 3.0, True)])
+def test_attention_kernel(window: int, soft_cap: float, holes: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    keys = 200
+    positions = torch.randperm(keys, generator=generator)[:140].sort().values.to(DEVICE)
+    q, k, v = (torch.randn(n, heads, 48, generator=generator).to(DEVICE) for n, heads in
+               ((140, 6), (keys, 2), (keys, 2)))
+    valid = None
+    if holes:
+        valid = (torch.rand(keys, generator=generator) > 0.3).to(DEVICE)
+        valid[positions] = True
+    found = attend_triton(q, k, v, positions, valid, scale=0.2, window=window, soft_cap=soft_cap)
+    expected = attend(q.cpu(), k.cpu(), v.cpu(), Rows(positions.cpu(), keys, None if valid is None else valid.cpu()),
+                      scale=0.2, window=window, soft_cap=soft_cap)
+    torch.testing.assert_close(found.cpu(), expected, atol=2e-3 if DEVICE.type == "cuda" else 1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("half", [24, 10, 0])
+def test_gather_kernel(neox: bool, half: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    rotation: Rotation | NoRotation = NoRotation()
+    if half:
+        angles = torch.rand(100, half, generator=generator)
+        rotation = Rotation.__new__(Rotation)
+        rotation.cos, rotation.sin, rotation.neox = angles.cos().to(DEVICE), angles.sin().to(DEVICE), neox
+    entries = []
+    for start, tokens, used in ((5, 20, 20), (40, 33, 30)):
+        k, v = (torch.randn(3, tokens, 2, 48, generator=generator).to(DEVICE) for _ in range(2))
+        entries.append((Placement(start, start + used, "key", exact=False), KVEntry(k, v)))
+    found_k, found_v, expected_k, expected_v = (torch.zeros(80, 2, 48, device=DEVICE) for _ in range(4))
+    Gather(entries, DEVICE).layer(1, rotation, found_k, found_v)
+    for placement, entry in entries:
+        at = torch.arange(placement.start, placement.end, device=DEVICE)
+        expected_k[at] = rotation.rotate(entry.k[1, : len(at)], at)
+        expected_v[at] = entry.v[1, : len(at)]
+    torch.testing.assert_close(found_k, expected_k)
+    torch.testing.assert_close(found_v, expected_v)
