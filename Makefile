@@ -3,9 +3,10 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-# The packages that mypy checks: blendrag and each integration's.
-PACKAGES := blendrag $(filter-out %/tests,$(patsubst %/__init__.py,%,\
-	$(wildcard integrations/*/*/__init__.py integrations/*/src/*/__init__.py)))
+# What mypy checks: blendrag, and of each integration the package that is marked as typed.
+PACKAGES := blendrag $(patsubst %/py.typed,%,$(wildcard integrations/*/*/py.typed integrations/*/*/*/*/py.typed))
+empty :=
+MYPYPATH := .$(subst $(empty) ,,$(addprefix :,$(wildcard integrations/*)))
 
 # Through the environment, so that any path survives the shell.
 export DOCS
@@ -38,7 +39,7 @@ test: setup
 
 lint: setup
 	$(PY) -m ruff check .
-	$(PY) -m mypy --strict $(PACKAGES)
+	MYPYPATH=$(MYPYPATH) $(PY) -m mypy --strict --explicit-package-bases $(PACKAGES)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

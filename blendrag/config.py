@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
 from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from blendrag.errors import ConfigError
 from blendrag.policies import POLICIES, Policy, make_policy
@@ -26,7 +34,7 @@ class BlendConfig(BaseSettings):
         ConfigError: an unknown setting, or a value out of range.
     """
 
-    model_config = SettingsConfigDict(env_prefix="BLENDRAG_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="BLENDRAG_", env_ignore_empty=True, extra="forbid", frozen=True)
 
     policy: str = Field("query", description="which tokens are recomputed: " + ", ".join(POLICIES))
     ratio: float | None = Field(None, ge=0, le=1, description="share of the reused tokens to recompute")
@@ -45,11 +53,27 @@ class BlendConfig(BaseSettings):
             super().__init__(**settings)
         except ValidationError as error:
             raise ConfigError(_explain(error)) from error
+        except SettingsError as error:
+            raise ConfigError(f"{error}: write it as JSON") from error
+
+    @classmethod
+    def settings_customise_sources(cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
+                                   *_: PydanticBaseSettingsSource, **__: PydanticBaseSettingsSource,
+                                   ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Keywords replace variables of the same name; pydantic would merge mappings."""
+        return init_settings, _Environment(settings_cls, set(init_settings()))
 
     @field_validator("store_path")
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:
         return path.expanduser() if path else None
+
+    @field_validator("policy_settings")
+    @classmethod
+    def _policy_has_its_own_setting(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if "policy" in settings:
+            raise ValueError("'policy' is a setting of its own: set policy instead")
+        return settings
 
     @model_validator(mode="after")
     def _policy_exists(self) -> BlendConfig:
@@ -72,11 +96,14 @@ class BlendConfig(BaseSettings):
         """
         chosen = overrides.pop("policy", None)
         if isinstance(chosen, Policy):
-            return make_policy(chosen)
+            given = {key: value for key, value in overrides.items() if value is not None}
+            return make_policy(chosen.settings() | given) if given else chosen
+        if not isinstance(chosen, (str, Mapping, NoneType)):
+            return make_policy(chosen)  # refuses it
         named = {"policy": chosen} if isinstance(chosen, str) else dict(chosen or {})
         name = named.get("policy", self.policy)
         settings = dict(self.policy_settings) if name == self.policy else {}
-        kind = POLICIES.get(name)
+        kind = POLICIES.get(name) if isinstance(name, str) else None
         if self.ratio is not None and kind and "ratio" in kind.__dataclass_fields__:
             settings["ratio"] = self.ratio
         settings |= named | {key: value for key, value in overrides.items() if value is not None}
@@ -95,13 +122,24 @@ class BlendConfig(BaseSettings):
         return cls(**(translate(read_yaml(path)) | overrides))
 
 
+class _Environment(EnvSettingsSource):
+    """The variables that no keyword replaces."""
+
+    def __init__(self, settings_cls: type[BaseSettings], replaced: set[str]) -> None:
+        super().__init__(settings_cls)
+        self._replaced = replaced
+
+    def __call__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__call__().items() if name not in self._replaced}
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; ConfigError where there is none."""
     try:
         content = yaml.safe_load(Path(path).expanduser().read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML ({error}): check the path and the syntax") from error
-    if not isinstance(content or {}, dict):
+    if not isinstance(content or {}, dict) or not all(isinstance(name, str) for name in content or {}):
         raise ConfigError(f"{path} holds no mapping of settings: write one `name: value` a line")
     return content or {}
 

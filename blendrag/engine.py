@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import itertools
 import threading
 import weakref
@@ -215,7 +214,7 @@ class BlendEngine:
                 self._store = None
                 raise
             self._loop = loop
-            self._tokens = SegmentTokenizer(copy.deepcopy(loop.call(lambda engine: engine.get_tokenizer())))
+            self._tokens = SegmentTokenizer(loop.call(lambda engine: engine.get_tokenizer()))
             self._max_model_len = loop.call(lambda engine: engine.vllm_config.model_config.max_model_len)
             atexit.register(_close, weakref.ref(self))
             return loop

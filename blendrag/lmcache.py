@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from typing import Any
-from urllib.parse import urlparse
 
 from blendrag.errors import ConfigError
 
@@ -28,13 +27,17 @@ def translate(settings: dict[str, Any]) -> dict[str, Any]:
     if (ratios := _numbers(settings, "blend_recompute_ratios")) is not None:
         result["ratio"] = float(ratios[0])
     if (layers := _numbers(settings, "blend_check_layers")) is not None:
+        if not layers[0].is_integer():
+            raise ConfigError(f"LMCache setting blend_check_layers: {layers[0]} is no layer: give a whole number")
         result["policy_settings"]["check_layer"] = int(layers[0])
     if (tokens := settings.pop("blend_min_tokens", None)) is not None:
         result["min_chunk_tokens"] = tokens
     if settings.pop("local_cpu", True):
-        result["ram_bytes"] = int(float(settings.pop("max_local_cpu_size", 5.0)) * _GIB)
+        if (sizes := _numbers(settings, "max_local_cpu_size")) is None:
+            sizes = [5.0]
+        result["ram_bytes"] = int(sizes[0] * _GIB)
     if disk := settings.pop("local_disk", None):
-        result["store_path"] = urlparse(str(disk)).path if "://" in str(disk) else str(disk)
+        result["store_path"] = str(disk).removeprefix("file://")  # "file://chunks/" is a relative path to LMCache
     settings.pop("enable_blending", None)
     if settings:
         logger.warning("LMCache settings without a counterpart in blendrag, ignored: %s", ", ".join(sorted(settings)))
@@ -49,7 +52,7 @@ def _numbers(settings: dict[str, Any], key: str) -> list[float] | None:
         value = value.split(",")
     values = value if isinstance(value, list) else [value]
     try:
-        numbers = [float(v) for v in values]
+        numbers = [float(v) for v in values if not isinstance(v, bool)]
     except (TypeError, ValueError):
         numbers = []
     if not numbers:

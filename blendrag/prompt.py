@@ -21,6 +21,10 @@ class Chunk:
 
     text: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise PromptError(f"a chunk's text is a str, not {type(self.text).__name__}: pass the document's text")
+
 
 @dataclass(frozen=True, init=False)
 class BlendPrompt:
@@ -43,7 +47,13 @@ class BlendPrompt:
         for part in parts:
             if not isinstance(part, (str, Chunk)):
                 raise PromptError(f"a prompt is made of str and Chunk, not {type(part).__name__}: wrap text in Chunk()")
-        object.__setattr__(self, "parts", tuple(part for part in parts if _text(part)))
+        joined: list[str | Chunk] = []
+        for part in filter(_text, parts):
+            if joined and isinstance(part, str) and isinstance(joined[-1], str):
+                joined[-1] += part  # one text, however it was put together, has one tokenisation
+            else:
+                joined.append(part)
+        object.__setattr__(self, "parts", tuple(joined))
         object.__setattr__(self, "add_special_tokens", add_special_tokens)
 
     @classmethod
@@ -57,6 +67,7 @@ class BlendPrompt:
         Args:
             keep_delimiter: leave the delimiters in the prompt, as LMCache does; they are removed otherwise.
         """
+        _check(delimiter)
         pieces = text.split(delimiter)
         parts: list[str | Chunk] = []
         for number, piece in enumerate(pieces):
@@ -94,6 +105,11 @@ def mark_chunks(texts: Iterable[str], delimiter: str = DELIMITER, separator: str
     With the delimiters taken out, the result is `separator.join(texts)`.  A text that holds the
     delimiter itself is escaped, and comes back unchanged.
     """
+    _check(delimiter)
+    if isinstance(texts, str):
+        raise PromptError("mark_chunks takes a list of texts, not one text: pass [text]")
+    if separator.strip() or delimiter in separator:
+        raise PromptError(f"the separator {separator!r} would become a chunk: use white space")
     pieces: list[str] = []
     for text in texts:
         pieces += [separator if pieces else "", _escape(text, delimiter)]
@@ -104,7 +120,7 @@ def mark_chunks(texts: Iterable[str], delimiter: str = DELIMITER, separator: str
 
 def strip_marks(text: str, delimiter: str = DELIMITER) -> str:
     """The text without delimiters, for a model that does not blend."""
-    return _unescape(text.replace(delimiter, ""), delimiter)
+    return BlendPrompt.from_text(text, delimiter).text
 
 
 def as_prompt(prompt: str | BlendPrompt, delimiter: str = DELIMITER, keep_delimiter: bool = False) -> BlendPrompt:
@@ -114,6 +130,13 @@ def as_prompt(prompt: str | BlendPrompt, delimiter: str = DELIMITER, keep_delimi
     if not isinstance(prompt, str):
         raise PromptError(f"a prompt is a str or a BlendPrompt, not {type(prompt).__name__}")
     return BlendPrompt.from_text(prompt, delimiter, keep_delimiter=keep_delimiter)
+
+
+def _check(delimiter: str) -> None:
+    """Escapes must neither hold nor complete a delimiter."""
+    if not delimiter or _ESCAPE in delimiter or delimiter[0] in "012":
+        raise PromptError(f"{delimiter!r} cannot be a delimiter: use one that is not empty, holds no U+E001 and does not "
+                          "start with 0, 1 or 2")
 
 
 def _text(part: str | Chunk) -> str:

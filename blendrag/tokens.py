@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from dataclasses import dataclass
 from typing import Any
 
+from blendrag.errors import PromptError
 from blendrag.prompt import BlendPrompt, Chunk
 
-_GUARD = "\n"
+_GUARDS = ("\n", "|", "a")  # one of them is not joined to what follows it
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,14 @@ class SegmentTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        # Encoding data flips a switch that all users of a tokenizer share: ours is not theirs.
+        self._own = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()
-        added = {token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
-        control = sorted((c for c in added | set(tokenizer.all_special_tokens) if c.strip()), key=len, reverse=True)
+        # Runs of white space may be added tokens too: those are ordinary text.
+        added = {number: token.content for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
+                 if token.content.strip()}
+        control = sorted({*added.values(), *tokenizer.all_special_tokens} - {""}, key=len, reverse=True)
+        self._control_ids = set(added) - {tokenizer.unk_token_id}
         self._control = re.compile(f"(?=({'|'.join(map(re.escape, control))}))") if control else None
         bare = self._encode("a")
         whole = list(tokenizer.encode("a", add_special_tokens=True))
@@ -55,21 +62,29 @@ class SegmentTokenizer:
         """Ids of a chunk: always the same for the same text, and never a special or added token."""
         ids: list[int] = []
         for piece in self._pieces(text):
-            ids += self._continue(piece, data=True) if self._adds_space else self._encode(piece, data=True)
+            found = self._data(piece)
+            if not self._control_ids.isdisjoint(found):
+                # A normalizer spelled a control token: "＜tool_call＞" is "<tool_call>" under NFKC.
+                found = [known for letter in piece for known in self._data(letter)]
+            ids += found
         return ids
+
+    def _data(self, piece: str) -> list[int]:
+        return self._continue(piece, data=True) if self._adds_space else self._encode(piece, data=True)
 
     def __call__(self, prompt: BlendPrompt) -> TokenizedPrompt:
         """The ids of the whole prompt: each segment's, joined."""
-        ids = list(self.leading_ids) if prompt.add_special_tokens else []
+        special, parts = prompt.add_special_tokens, prompt.parts
+        ids = list(self.leading_ids) if special and not (parts and isinstance(parts[0], str)) else []
         spans = []
-        for number, part in enumerate(prompt.parts):
+        for number, part in enumerate(parts):
             start = len(ids)
             if isinstance(part, Chunk):
                 ids += self.chunk_ids(part.text)
                 spans.append((start, len(ids)))
             else:
-                ids += self.text_ids(part, first=number == 0)
-        if prompt.add_special_tokens:
+                ids += self.prefix_ids(part) if special and number == 0 else self.text_ids(part, first=number == 0)
+        if special:
             ids += self.trailing_ids
         return TokenizedPrompt(ids, tuple(spans))
 
@@ -86,12 +101,19 @@ class SegmentTokenizer:
         if not text:
             return []
         with self._lock:
-            extra = {"split_special_tokens": True} if data and getattr(self.tokenizer, "is_fast", False) else {}
-            return list(self.tokenizer.encode(text, add_special_tokens=False, **extra))
+            extra = {"split_special_tokens": True} if data and getattr(self._own, "is_fast", False) else {}
+            try:
+                return list(self._own.encode(text, add_special_tokens=False, **extra))
+            except TypeError as error:
+                raise PromptError("the text holds half of a surrogate pair, which is no character: decode the document "
+                                  'with errors="replace"') from error
 
     def _continue(self, text: str, data: bool = False) -> list[int]:
-        guard, ids = self._encode(_GUARD, data), self._encode(_GUARD + text, data)
-        return ids[len(guard) :] if ids[: len(guard)] == guard else self._encode(text, data)
+        for guard in _GUARDS:
+            before, ids = self._encode(guard, data), self._encode(guard + text, data)
+            if ids[: len(before)] == before:
+                return ids[len(before) :]
+        return self._encode(text, data)
 
     def _pieces(self, text: str) -> list[str]:
         """Cuts every control token's spelling after its first character, so that no piece spells one."""

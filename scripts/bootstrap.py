@@ -84,7 +84,8 @@ def public(requirement: str) -> str:
 
 def editables(*extras: str) -> list[str]:
     """pip's arguments for this package, with these extras too, and for every integration."""
-    folders = [f".[{','.join([*extras, 'demo', 'dev'])}]", *(f"./{p.parent.relative_to(ROOT)}" for p in integrations())]
+    folders = [f".[{','.join([*extras, 'demo', 'dev'])}]"]
+    folders += [f"./{path.parent.relative_to(ROOT)}[test]" for path in integrations()]
     return [word for folder in folders for word in ("-e", folder)]
 
 
@@ -151,10 +152,10 @@ def run_pip(*arguments: str) -> str:
 
 
 def runs(*command: str | Path, env: Mapping[str, str] | None = None) -> bool:
-    """Whether a command exists and succeeds."""
+    """Whether a command exists and succeeds; a Python without arguments reads its empty input and does."""
     try:
-        done = subprocess.run([str(word) for word in command or ("true",)], capture_output=True, stdin=subprocess.DEVNULL,
-                              env={**os.environ, **(env or {})})
+        done = subprocess.run([str(word) for word in command], capture_output=True, stdin=subprocess.DEVNULL,
+                              env=os.environ | (env or {}))
     except OSError:
         return False
     return done.returncode == 0

@@ -38,7 +38,7 @@ def textbook(q, k, v, positions, valid, scale, window, soft_cap):
 def make(rows, keys, heads=4, kv_heads=2, size=16, dtype=torch.float32, seed=0):
     """q, k, v of that many rows and keys; large enough for the soft cap and the mask to matter."""
     random = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(n, h, size, generator=random) for n, h in ((rows, heads), (keys, kv_heads), (keys, kv_heads)))
+    q, k, v = (torch.randn(*shape, size, generator=random) for shape in ((rows, heads), *[(keys, kv_heads)] * 2))
     return (2 * q).to(dtype), (2 * k).to(dtype), v.to(dtype)
 
 
@@ -111,7 +111,8 @@ def test_the_first_and_the_last_row_alone():
     q, k, v = make(1, 300)
     check(q, k, v, torch.tensor([0]))
     check(q, k, v, torch.tensor([299]))
-    torch.testing.assert_close(attend(q, k, v, Rows(torch.tensor([0]), 300), scale=0.25)[0], v[0].repeat_interleave(2, 0))
+    only_itself = attend(q, k, v, Rows(torch.tensor([0]), 300), scale=0.25)
+    torch.testing.assert_close(only_itself[0], v[0].repeat_interleave(2, 0))
 
 
 def test_no_rows_give_no_output():

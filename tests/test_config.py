@@ -13,7 +13,7 @@ from blendrag.policies import CacheBlend, First, NoRecompute, Query
 GIB = 2**30
 
 
-@pytest.fixture()
+@pytest.fixture
 def yaml_file(tmp_path):
     def write(text: str) -> Path:
         path = tmp_path / "settings.yaml"
@@ -97,7 +97,8 @@ def test_keywords_replace_the_environments_mapping_and_do_not_mix_with_it(monkey
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("RATIO", "7"), ("POLICY", "nope"), ("POLICY_SETTINGS", "no json"), ("POLICY_SETTINGS", "[1]"), ("RAM_BYTES", "lots"),
+    ("RATIO", "7"), ("POLICY", "nope"), ("POLICY_SETTINGS", "no json"), ("POLICY_SETTINGS", "[1]"),
+    ("RAM_BYTES", "lots"),
 ])
 def test_a_wrong_variable_is_a_config_error_too(monkeypatch, name, value):
     monkeypatch.setenv(f"BLENDRAG_{name}", value)
@@ -273,7 +274,7 @@ def test_the_disk_is_the_folder_that_lmcache_would_use(yaml_file, caplog, disk, 
     ("blend_check_layers: [1.5]", "blend_check_layers"),
     ("blend_check_layers: [.inf]", "blend_check_layers"),
     ("max_local_cpu_size: lots", "max_local_cpu_size"),
-    ("max_local_cpu_size: [1]", "max_local_cpu_size"),
+    ("max_local_cpu_size: {a: 1}", "max_local_cpu_size"),
     ("blend_special_str: 3", "delimiter"),
     ("blend_min_tokens: many", "min_chunk_tokens"),
 ])

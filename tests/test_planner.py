@@ -33,7 +33,7 @@ def make_planner(**config) -> Planner:
     return planner
 
 
-@pytest.fixture()
+@pytest.fixture
 def planner():
     planner = make_planner()
     yield planner
@@ -170,21 +170,26 @@ def test_spans_are_put_in_order_and_impossible_ones_left_out(planner, spans, cle
     assert [(chunk.start, chunk.start + chunk.tokens) for chunk in plan.stats.chunks] == clean
 
 
-@pytest.mark.parametrize("marks", [
-    {}, {"spans": None}, {"spans": 5}, {"spans": "ab"}, {"spans": [1, 2]}, {"spans": [[1]]}, {"spans": [[1, 2, 3]]},
-    {"spans": [["a", "b"]]}, {"spans": [[None, 25]]}, {"spans": [[5, float("inf")]]}, {"spans": [[5, float("nan")]]},
-    {"policy": "first"}, {"policy": None}, {"policy": {"policy": "nope"}}, {"policy": {"policy": ["first"]}},
-    {"policy": {"policy": "first", "tokens": -1}}, {"policy": {"ratio": "x"}}, {"policy": {"x": 1}}, {"policy": [1]},
-    None, "marks", [], 7,
-])
-def test_marks_that_make_no_sense_end_in_a_full_prefill_not_in_an_error(planner, marks):
-    put(planner, A), put(planner, B)
-    if isinstance(marks, dict) and "policy" in marks:
-        marks = marks | {"spans": [list(SPAN_A), list(SPAN_B)]}
+@pytest.mark.parametrize("spans", [None, 5, "ab", [1, 2], [[1]], [[1, 2, 3]], [["a", "b"]], [[None, 25]],
+                                   [[5, float("inf")]], [[5, float("nan")]]], ids=str)
+def test_spans_that_make_no_sense_end_in_a_full_prefill_not_in_an_error(planner, spans):
+    put(planner, A)
+    plan = planner.plan(make_request(PROMPT), {"spans": spans})
+    assert (plan.placements, planner.conclude(plan, None).rows) == ([], 1.0)
+
+
+@pytest.mark.parametrize("policy", ["first", [1], {"policy": "nope"}, {"policy": ["first"]}, {"ratio": "x"}, {"x": 1},
+                                    {"policy": "first", "tokens": -1}, {1: 2}], ids=str)
+def test_a_policy_that_makes_no_sense_ends_in_a_full_prefill_not_in_an_error(planner, policy):
+    put(planner, A)
+    plan = planner.plan(make_request(PROMPT), {"spans": [list(SPAN_A)], "policy": policy})
+    assert (plan.placements, planner.conclude(plan, None).rows) == ([], 1.0)
+
+
+@pytest.mark.parametrize("marks", [None, "marks", [], 7, {}], ids=str)
+def test_marks_that_are_none_end_in_a_full_prefill_not_in_an_error(planner, marks):
     plan = planner.plan(make_request(PROMPT), marks)
-    reused = isinstance(marks, dict) and marks.get("policy") is None and "policy" in marks
-    assert bool(plan.placements) == reused
-    assert planner.conclude(plan, None).rows == 1.0
+    assert (plan.placements, planner.conclude(plan, None).rows) == ([], 1.0)
 
 
 numbers = st.integers(-3, 45)
@@ -196,9 +201,9 @@ numbers = st.integers(-3, 45)
 def test_placements_are_in_order_apart_not_empty_stored_and_before_the_last_token(spans, stored, length, shortest):
     planner = make_planner(min_chunk_tokens=shortest)
     ids = list(range(length))
-    for start in stored:
+    for start in stored & set(ids):
         for end in (start + 1, start + 4, start + 9):
-            put(planner, ids[start:end]) if ids[start:end] else None
+            put(planner, ids[start:end])
     plan = plan_of(planner, ids, spans)
     assert all(placement.key in planner.store for placement in plan.placements)
     edges = [edge for placement in plan.placements for edge in (placement.start, placement.end)]
@@ -225,9 +230,8 @@ def test_requests_whose_kv_depends_on_more_than_tokens_are_not_blended(planner, 
     put(planner, A), put(planner, B)
     plan = plan_of(planner, block_size=None, **options)
     assert (plan.placements, plan.salt) == ([], b"")
-    reasons = {chunk.reason for chunk in plan.stats.chunks}
-    assert len(reasons) == 1
-    assert next(iter(options)).split("_")[0][:4] in reasons.pop().lower() or "sampling_params" in options
+    [reason] = {chunk.reason for chunk in plan.stats.chunks}
+    assert f'"{reason}"' in ChunkStats.__doc__
 
 
 def test_a_prompt_of_embeddings_alone_has_no_chunks(planner):
@@ -243,9 +247,8 @@ def test_a_store_that_cannot_be_asked_ends_in_a_full_prefill():
     assert plan_of(planner).placements == []
 
 
-@pytest.mark.parametrize("reason", ["not stored", "too short", "damaged", "prefix cached", "pass failed", "LoRA request",
-                                    "multimodal request", "prompt logprobs asked for"])
-def test_every_reason_is_documented(reason):
+@pytest.mark.parametrize("reason", ["not stored", "too short", "damaged", "prefix cached", "pass failed"])
+def test_the_other_reasons_are_documented(reason):
     assert f'"{reason}"' in ChunkStats.__doc__
 
 
@@ -288,8 +291,8 @@ def test_equal_prompts_have_equal_salts(planner):
 
 def test_the_salt_depends_on_the_policy_and_its_settings(planner):
     put(planner, A), put(planner, B)
-    policies = [NoRecompute(), First(), First(3), CacheBlend(), CacheBlend(ratio=0.3), CacheBlend(check_layer=2), Query(),
-                Query(ratio=0.3), Query(over_rows="mean")]
+    policies = [NoRecompute(), First(), First(3), CacheBlend(), CacheBlend(ratio=0.3), CacheBlend(check_layer=2),
+                Query(), Query(ratio=0.3), Query(over_rows="mean")]
     assert len({salt_of(planner, policy=policy.settings()) for policy in policies}) == len(policies)
 
 

@@ -1,15 +1,26 @@
-"""A policy answers "which tokens of the reused chunks are computed again?"; all of them in one matrix, then each alone."""
+"""A policy says which tokens of the reused chunks are computed again: all of them in one matrix, then each alone."""
 
 import dataclasses
 import json
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
-from blendrag.policies import POLICIES, Attention, CacheBlend, Deviation, First, Full, Layout, NoRecompute, Query, make_policy
+from blendrag.policies import (
+    POLICIES,
+    Attention,
+    CacheBlend,
+    Deviation,
+    First,
+    Full,
+    Layout,
+    NoRecompute,
+    Query,
+    make_policy,
+)
 
 every_policy = pytest.mark.parametrize("kind", POLICIES.values(), ids=POLICIES)
 ratio_policies = pytest.mark.parametrize("kind", [CacheBlend, Query])
@@ -45,6 +56,7 @@ def selected(policy, layout: Layout, scores=None) -> torch.Tensor:
 
 
 @every_policy
+@settings(deadline=None)
 @given(layout=layouts())
 def test_a_policy_chooses_among_the_tokens_of_any_layout_and_leaves_it_alone(kind, layout):
     before = layout.reused.clone()
@@ -88,13 +100,14 @@ def test_an_unknown_setting_is_refused_by_name(kind, setting):
 
 
 def test_a_policy_says_which_settings_it_takes():
-    with pytest.raises(ConfigError, match="it takes layers, over_rows, ratio$"):
+    with pytest.raises(ConfigError, match=r"it takes layers, over_rows, ratio$"):
         make_policy({"policy": "query", "x": 1})
-    with pytest.raises(ConfigError, match="it takes none$"):
+    with pytest.raises(ConfigError, match=r"it takes none$"):
         make_policy({"policy": "full", "x": 1})
 
 
-@pytest.mark.parametrize("spec", ["nope", "", {}, {"ratio": 0.5}, {"policy": None}, {"policy": ["query"]}, 3, None, ["query"]])
+@pytest.mark.parametrize("spec", ["nope", "", {}, {"ratio": 0.5}, {"policy": None}, {"policy": ["query"]}, 3, None,
+                                  ["query"]])
 def test_what_is_no_policy_is_refused(spec):
     with pytest.raises(ConfigError, match="policy"):
         make_policy(spec)
@@ -103,6 +116,7 @@ def test_what_is_no_policy_is_refused(spec):
 # Full and none.
 
 
+@settings(deadline=None)
 @given(layout=layouts())
 def test_full_computes_everything_and_none_nothing(layout):
     assert torch.equal(selected(Full(), layout), layout.reused)
@@ -112,6 +126,7 @@ def test_full_computes_everything_and_none_nothing(layout):
 # First.
 
 
+@settings(deadline=None)
 @given(layouts(), st.integers(0, 50))
 def test_first_computes_the_beginning_of_each_chunk(layout, tokens):
     chosen = selected(First(tokens), layout)
@@ -130,6 +145,7 @@ def test_first_takes_no_negative_count():
 
 
 @ratio_policies
+@settings(deadline=None)
 @given(layout=layouts(), ratio=st.floats(0, 1))
 def test_the_share_with_the_highest_scores_is_computed_and_at_least_one(kind, layout, ratio):
     scores = scores_for(layout)

@@ -1,7 +1,7 @@
 """A prompt knows its chunks: as parts, or as text in which a delimiter marks them."""
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blendrag.config import DELIMITER
@@ -82,6 +82,7 @@ def test_what_lies_between_two_delimiters_is_a_chunk(text, parts):
     assert prompt == BlendPrompt(*parts)
 
 
+@settings(deadline=None)
 @given(plain_texts, st.sampled_from(DELIMITERS))
 def test_delimiters_are_taken_out_or_kept_as_asked(text, delimiter):
     assert BlendPrompt.from_text(text, delimiter).text == text.replace(delimiter, "")
@@ -104,6 +105,7 @@ def test_an_empty_delimiter_is_refused():
 # Marked chunks.
 
 
+@settings(deadline=None)
 @given(st.lists(texts, max_size=4), st.sampled_from(DELIMITERS), separators, st.booleans())
 def test_marked_chunks_come_back_unchanged_whatever_they_hold(chunks, delimiter, separator, keep):
     marked = mark_chunks(chunks, delimiter, separator)
@@ -115,12 +117,14 @@ def test_marked_chunks_come_back_unchanged_whatever_they_hold(chunks, delimiter,
         assert prompt.text == f"Passages:\n{separator.join(chunks)}\nQuestion?"
 
 
+@settings(deadline=None)
 @given(st.lists(texts, max_size=4), st.sampled_from(DELIMITERS), separators)
 def test_without_the_marks_the_text_is_the_joined_chunks(chunks, delimiter, separator):
     assert strip_marks(mark_chunks(chunks, delimiter, separator), delimiter) == separator.join(chunks)
 
 
 @example(f"{ESCAPE}{DELIMITER}0", DELIMITER)
+@settings(deadline=None)
 @given(texts, st.sampled_from(DELIMITERS))
 def test_a_model_that_does_not_blend_is_sent_the_same_text(text, delimiter):
     assert strip_marks(text, delimiter) == BlendPrompt.from_text(text, delimiter).text
@@ -141,7 +145,8 @@ def test_marking_a_single_text_instead_of_a_list_is_refused():
 
 
 @pytest.mark.parametrize("delimiter", ["0", "1", "2", "1##", "0x", ESCAPE, f"{ESCAPE}1", f"#{ESCAPE}"])
-@pytest.mark.parametrize("chunk", ["plain", "10 2# # 21##", "x 0x 11####", f"{ESCAPE}#{ESCAPE}{ESCAPE}1", f"a{ESCAPE}x"])
+@pytest.mark.parametrize("chunk", ["plain", "10 2# # 21##", "x 0x 11####", f"{ESCAPE}#{ESCAPE}{ESCAPE}1",
+                                   f"a{ESCAPE}x"])
 def test_a_delimiter_that_cannot_be_escaped_is_refused_not_garbled(delimiter, chunk):
     try:
         marked = mark_chunks([chunk, "b"], delimiter)

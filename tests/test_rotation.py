@@ -160,7 +160,7 @@ def test_a_layer_without_positions_leaves_keys_alone():
 
 
 @pytest.mark.parametrize("rope", [
-    {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [4.0] * 32, "original_max_position_embeddings": 512},
+    {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [4.0] * 32} | SCALED,
     {"rope_type": "default", "use_fope": True, "num_key_value_heads": 2, "num_inv_freq": None, "fope_sep_head": True,
      "fope_init_factor": 0.5},
     {"rope_type": "deepseek_yarn", "mscale": 1.0, "mscale_all_dim": 0.7} | SCALED,

@@ -4,11 +4,11 @@ import gc
 import weakref
 
 import pytest
-from tests.helpers import make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.runtime.salt import salt_block_hashes
+from tests.helpers import make_request
 
 BLOCK = 4
 SALT = b"policy, entries"

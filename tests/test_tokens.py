@@ -1,6 +1,7 @@
 """A prompt is tokenised segment by segment: a chunk's ids are its own, its text is data, nothing is lost in between."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +17,7 @@ from blendrag.tokens import SegmentTokenizer
 
 CONTROL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 ADDED = ["<tool_call>", "</tool_call>", "<|im_start|>user", "<<s>s>"]
-CORPUS = ["the quick brown fox jumps over the lazy dog. Paris is the capital of France\n\n", "where is Paris? \n\n"] * 20
+CORPUS = ["the quick brown fox jumps over the lazy dog. Paris is the capital\n\n", "where is Paris? \n\n"] * 20
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -71,7 +72,8 @@ byte_level_ones = pytest.mark.parametrize("tokens", [TOKENIZERS[name] for name i
 spaced_ones = pytest.mark.parametrize("tokens", [TOKENIZERS[name] for name in SPACED], ids=SPACED)
 fewer = settings(max_examples=60, deadline=None)
 
-spelled = st.sampled_from([*CONTROL, *ADDED, "†", "<|endoftext|>", "<", ">", "|", DELIMITER, "\ue001", " ", "\n\n", "é", "日"])
+spelled = st.sampled_from([*CONTROL, *ADDED, "†", "<|endoftext|>", "<", ">", "|", DELIMITER, "\ue001", " ", "\n\n",
+                           "é", "日"])
 texts = st.text() | st.lists(spelled | st.text(max_size=3), max_size=8).map("".join)
 texts = texts.map(lambda text: text.replace("▁", "_"))  # which SentencePiece itself reads as a space
 some_text = texts.filter(bool)
@@ -131,6 +133,14 @@ def test_a_chunk_that_starts_with_a_new_line_gets_no_space_either():
 def test_a_normalizer_cannot_spell_a_control_token_either(text):
     tokens = SegmentTokenizer(byte_level(normalizers.NFKC()))
     assert control_ids(tokens.tokenizer).isdisjoint(tokens.chunk_ids(text))
+
+
+def test_added_tokens_of_white_space_are_ordinary_text():
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("   ", special=False), AddedToken("\n\n", special=False)])
+    text = "a   b\n\nc"
+    assert SegmentTokenizer(tokenizer).chunk_ids(text) == tokenizer.encode(text, add_special_tokens=False)
+    assert len(tokenizer.encode("   \n\n", add_special_tokens=False)) == 2
 
 
 @every_tokenizer
@@ -201,8 +211,7 @@ def test_a_prompt_decodes_to_its_text_without_spaces_between_its_segments(tokens
 @fewer
 @given(text=some_text, special=st.booleans())
 def test_a_prompt_without_chunks_is_tokenised_as_ever(tokens, text, special):
-    if special and text.startswith("<s>"):
-        text = text.removeprefix("<s>") or "a"  # see the test of doubled BOS
+    text = re.sub("^(<s>)+", "", text) or "a"  # see the test of doubled BOS
     prompt = BlendPrompt(text, add_special_tokens=special)
     assert tokens(prompt).ids == tokens.tokenizer.encode(text, add_special_tokens=special)
 
@@ -263,3 +272,9 @@ def test_threads_may_tokenise_text_and_chunks_at_once(name):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda n: (tokens.chunk_ids if n % 2 else tokens.text_ids)(text), range(80)))
     assert all(ids == (as_chunk if n % 2 else as_text) for n, ids in enumerate(found))
+
+
+@every_tokenizer
+def test_whoever_uses_the_tokenizer_itself_meanwhile_is_not_disturbed(tokens):
+    tokens.chunk_ids("a <|im_end|> b")
+    assert not tokens.tokenizer.backend_tokenizer.encode_special_tokens  # a switch that all its users share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_DROPPED = ["script", "style", "noscript", "template", "nav", "svg", "head", "button", "select", "iframe"]
+_DROPPED = ["script", "style", "noscript", "template", "nav", "svg", "head", "title", "button", "select", "iframe"]
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _PARAGRAPHS = ["p", "div", "section", "article", "main", "header", "footer", "aside", "blockquote", "pre", "ul", "ol",
                "dl", "table", "figure", "figcaption", "form", "hr", *_HEADINGS]
@@ -47,5 +47,5 @@ def html_text(markup: str) -> str:
         text = f"# {_SPACE.sub(' ', title)}\n\n{text}"
     text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
     text = re.sub(r"^ (?! )", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^- \n+", "- ", text, flags=re.MULTILINE)  # a paragraph in a list item
+    text = re.sub(r"^-\n+", "- ", text, flags=re.MULTILINE)  # a paragraph in a list item
     return re.sub(r"\n{3,}", "\n\n", text).strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,14 +30,17 @@ def make_policy(spec: str | Policy | Mapping[str, Any]) -> Policy:
     """
     if isinstance(spec, Policy):
         return spec
+    if not isinstance(spec, (str, Mapping)):
+        raise ConfigError(f"a policy is a name, a mapping or a Policy, not {type(spec).__name__}: choose one of "
+                          f"{', '.join(POLICIES)}")
     settings = {"policy": spec} if isinstance(spec, str) else dict(spec)
     name = settings.pop("policy", None)
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise ConfigError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}")
     kind = POLICIES[name]
-    known = set(kind.__dataclass_fields__)
+    known = {field.name for field in fields(kind)}
     if unknown := set(settings) - known:
-        raise ConfigError(f"policy {name!r} has no setting {', '.join(sorted(unknown))}: "
+        raise ConfigError(f"policy {name!r} has no setting {', '.join(sorted(map(str, unknown)))}: "
                           f"it takes {', '.join(sorted(known)) or 'none'}")
     try:
         policy: Policy = TypeAdapter(kind).validate_python(settings)

@@ -1,11 +1,18 @@
 """Query-aware selection (InfoFlow KV, arXiv 2603.05353): the tokens that the question attends to."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import AfterValidator
 
 from blendrag.policies.base import Attention, Evidence, Layout, Policy, Share, best
+
+
+def _ascending(layers: tuple[float, float]) -> tuple[float, float]:
+    if layers[0] > layers[1]:
+        raise ValueError("the first share is larger than the second: swap them")
+    return layers
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Query(Policy):
     name: ClassVar[str] = "query"
 
     ratio: Share = 0.15
-    layers: tuple[Share, Share] = (0.5, 1.0)
+    layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.5, 1.0)
     over_rows: Literal["norm", "mean"] = "norm"
 
     def evidence(self, num_layers: int) -> Evidence:

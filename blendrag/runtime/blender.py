@@ -22,6 +22,8 @@ from blendrag.store.keys import NEUTRAL
 
 logger = logging.getLogger(__name__)
 
+_KEEP_BYTES = 4 * 2**30
+
 
 @dataclass
 class _Work:
@@ -33,6 +35,7 @@ class _Work:
     context: Context
     ids: torch.Tensor
     scores: torch.Tensor | None = None
+    needed: torch.Tensor | None = None
 
 
 class Blender:
@@ -100,7 +103,8 @@ class Blender:
         return [self._key(digest, ids) for ids in chunks]
 
     def _blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
-        works = [self._load(job) for job in jobs]
+        keep_bytes = self._spare_bytes() // len(jobs)
+        works = [self._load(job, keep_bytes) for job in jobs]
         self._score(works)
         started = time.perf_counter()
         lanes = [self._lane(work) for work in works]
@@ -111,7 +115,7 @@ class Blender:
             work.report.blend_s = seconds
         return [work.report for work in works]
 
-    def _load(self, job: BlendJob) -> _Work:
+    def _load(self, job: BlendJob, keep_bytes: int) -> _Work:
         started = time.perf_counter()
         report = BlendReport()
         entries: list[tuple[Placement, KVEntry]] = []
@@ -122,8 +126,10 @@ class Blender:
             else:
                 entries.append((placement, entry))
         report.load_s = time.perf_counter() - started
-        context = Context(self.model, len(job.token_ids), entries)
-        return _Work(job, make_policy(job.policy), report, context, self._tensor(job.token_ids))
+        policy = make_policy(job.policy)
+        scored = policy.evidence(len(self.model.layers)) is not None
+        context = Context(self.model, len(job.token_ids), entries, keep_bytes if scored else 0)
+        return _Work(job, policy, report, context, self._tensor(job.token_ids))
 
     def _score(self, works: Sequence[_Work]) -> None:
         """Runs the scoring passes, requests that need the same evidence together."""
@@ -143,6 +149,8 @@ class Blender:
             seconds = time.perf_counter() - started
             for work, lane in zip(members, lanes, strict=True):
                 work.scores = lane.scores
+                if isinstance(lane, AttentionLane):
+                    work.needed = lane.positions  # their KV in the context is the scoring pass's: compute it anew
                 work.report.score_s = seconds
                 work.report.row_layers += len(lane.positions) * lane.depth
 
@@ -157,6 +165,8 @@ class Blender:
         else:
             chosen = work.policy.select(Layout(reused, tuple(chunks)), work.scores) if chunks else reused
             rows = ~stored | (chosen & reused)
+        if work.needed is not None:
+            rows[work.needed] = True
         rows[-1] = True  # a pass needs a row
         count = int(rows.sum())
         work.report.recomputed = int((rows & stored).sum())
@@ -192,6 +202,13 @@ class Blender:
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
+
+    def _spare_bytes(self) -> int:
+        """Memory a step may use to keep loaded layers between its passes."""
+        if self.model.device.type != "cuda":
+            return _KEEP_BYTES
+        free, _ = torch.cuda.mem_get_info()
+        return min(_KEEP_BYTES, free // 2)
 
     def _synchronize(self) -> None:
         if self.model.device.type == "cuda":

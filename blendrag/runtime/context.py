@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 class Context:
     """The KV of a prompt's first `tokens` tokens, one layer at a time.
 
+    Args:
+        keep_bytes: device memory in which layers are kept, so that a second pass need not load them again.
+
     Attributes:
         stored: bool [tokens]; True where an entry stands in.
     """
 
-    def __init__(self, model: BlendModel, tokens: int, entries: Sequence[tuple[Placement, KVEntry]]) -> None:
+    def __init__(self, model: BlendModel, tokens: int, entries: Sequence[tuple[Placement, KVEntry]],
+                 keep_bytes: int = 0) -> None:
         self.model = model
         self.tokens = tokens
         self.entries = entries
@@ -33,10 +37,17 @@ class Context:
         self.stored = stored.to(model.device)
         self._places = stored.nonzero()[:, 0].to(model.device)
         self._gather = self._make_gather()
+        self._keep_bytes = keep_bytes
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._earlier: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stored K (rotated) and V of a layer, [tokens, kv heads, head size]; zero where nothing is stored."""
+        """K (rotated) and V of a layer, [tokens, kv heads, head size]; zero where there is none.
+
+        A kept layer also holds the rows that earlier passes merged into it.
+        """
+        if index in self._kept:
+            return self._kept[index]
         attention = self.model.layers[index].attention
         shape = (self.tokens, attention.num_kv_heads, attention.head_size)
         k = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
@@ -48,6 +59,9 @@ class Context:
             keys = torch.cat([self._fetch(entry.k, index, placement) for placement, entry in self.entries])
             k[self._places] = rotation.rotate(keys, self._places)
             v[self._places] = torch.cat([self._fetch(entry.v, index, placement) for placement, entry in self.entries])
+        if k.nbytes + v.nbytes <= self._keep_bytes:
+            self._keep_bytes -= k.nbytes + v.nbytes
+            self._kept[index] = k, v
         return k, v
 
     def merged(self, index: int, part: Part, positions: torch.Tensor, k: torch.Tensor,

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from blendrag.errors import BlendError, EngineClosedError
@@ -38,6 +39,8 @@ class Ticket:
     def __iter__(self) -> Iterator[Any]:
         while not self._ended:
             output = self._outputs.get()
+            if output is None:
+                return
             if isinstance(output, BaseException):
                 self._ended = True
                 raise output
@@ -48,6 +51,7 @@ class Ticket:
         """Stops the request in the engine; nothing where it has ended."""
         if not self._ended:
             self._ended = True
+            self._outputs.put(None)  # lets go whoever waits on another thread
             self._loop.abort(self.request_id)
 
     def deliver(self, output: Any) -> None:
@@ -75,6 +79,7 @@ class EngineLoop:
         self._numbers = itertools.count()
         self._started: Future[None] = Future()
         self._closed = False
+        self._reason = EngineClosedError("the engine is closed: make a new BlendEngine")
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="blendrag-engine", daemon=True)
 
@@ -105,7 +110,8 @@ class EngineLoop:
             if self._tickets.pop(request_id, None) is not None:
                 engine.abort_request([request_id])
 
-        self._command(stop)
+        with suppress(EngineClosedError):  # then it has ended
+            self._command(stop)
 
     def call(self, function: Callable[[Any], T]) -> T:
         """Runs `function(engine)` on the owner thread, between steps, and returns what it returns."""
@@ -126,13 +132,13 @@ class EngineLoop:
             if not self._closed:
                 self._closed = True
                 self._commands.put(None)
-        if threading.current_thread() is not self._thread:
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _command(self, command: Callable[[Any], None]) -> None:
         with self._lock:
             if self._closed:
-                raise EngineClosedError("the engine is closed: make a new BlendEngine")
+                raise EngineClosedError(str(self._reason))
             self._commands.put(command)
 
     def _run(self) -> None:
@@ -150,6 +156,7 @@ class EngineLoop:
                 self._started.set_exception(error)
             else:
                 reason = EngineClosedError(f"the engine died ({type(error).__name__}: {error}): make a new BlendEngine")
+                self._reason = reason
         finally:
             with self._lock:
                 self._closed = True
@@ -180,9 +187,9 @@ class EngineLoop:
             ticket = self._tickets.get(output.request_id)
             if ticket is None:
                 continue
+            ticket.deliver(output)
             if output.finished:
                 del self._tickets[output.request_id]
-            ticket.deliver(output)
 
     def _refuse_rest(self, reason: BlendError) -> None:
         """Answers commands that came too late, so that nobody waits for ever."""

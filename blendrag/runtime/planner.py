@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from blendrag.config import BlendConfig
-from blendrag.errors import StoreError
+from blendrag.errors import ConfigError, StoreError
 from blendrag.policies import Policy
 from blendrag.runtime.messages import BlendReport, ModelFacts, Placement
 from blendrag.stats import BlendStats, ChunkStats
@@ -58,8 +58,13 @@ class Planner:
             marks: {"spans": [[start, end], ...], "policy": settings}, see `blendrag.engine`.
         """
         ids = request.prompt_token_ids or []
-        policy = self.config.make_policy(**marks.get("policy", {}))
-        spans = _clean_spans(marks.get("spans", []), len(ids))
+        try:
+            policy = self.config.make_policy(**marks.get("policy", {}))
+            spans = _clean_spans(marks.get("spans", []), len(ids))
+        except (AttributeError, TypeError, ValueError, OverflowError, ConfigError) as error:
+            # Marks come from clients, and this runs on the scheduler's thread.
+            logger.warning("request %s has marks that make no sense, prefilling in full: %s", request.request_id, error)
+            policy, spans = self.config.make_policy(), []
         chunks = [ChunkStats(start, end - start) for start, end in spans]
         stats = BlendStats(policy=policy.name, prompt_tokens=len(ids), chunks=chunks)
         plan = Plan(policy, [], _question_start(spans, len(ids)), 0, b"", stats)
@@ -95,6 +100,8 @@ class Planner:
                 chunk.reason = "too short"
             elif not found:
                 chunk.reason = "not stored"
+            elif start == limit:
+                chunk.reason = "too short"
             else:
                 chunk.reused, chunk.exact = True, start == first and found == keys[0]
                 plan.placements.append(Placement(start, min(end, limit), found, chunk.exact))
@@ -113,9 +120,9 @@ class Planner:
     @staticmethod
     def _salt(plan: Plan, ids: list[int]) -> bytes:
         """Names all that the approximate KV of this prompt depends on besides the tokens before it."""
-        parts: list[Any] = [plan.policy.settings(), [(p.start, p.key) for p in plan.placements]]
+        parts: list[Any] = [plan.policy.settings(), [(p.start, p.end, p.key) for p in plan.placements]]
         if plan.policy.evidence(num_layers=2) is not None:
-            parts.append(ids)  # rows chosen by evidence depend on the whole prompt
+            parts += [ids, plan.question_start]  # rows chosen by evidence depend on the whole prompt
         return blake3(repr(parts).encode()).digest(16)
 
     def conclude(self, plan: Plan, report: BlendReport | None) -> BlendStats:
@@ -142,6 +149,8 @@ def _refusal(request: Request) -> str:
     """Why a request is prefilled in full whatever is stored; empty where it is not."""
     if request.lora_request is not None:
         return "LoRA request"
+    if request.prompt_embeds is not None:
+        return "prompt embeddings"
     if request.mm_features:
         return "multimodal request"
     if request.skip_reading_prefix_cache:

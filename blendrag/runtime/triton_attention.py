@@ -6,15 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK_ROWS = 128
-_BLOCK_KEYS = 64
-
 
 @triton.jit
 def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, num_rows, scale, soft_cap,
                    q_row, q_head, k_token, k_head, v_token, v_head, out_row, out_head,
                    group: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, window: tl.constexpr,
-                   has_valid: tl.constexpr, capped: tl.constexpr,
+                   has_valid: tl.constexpr, capped: tl.constexpr, precision: tl.constexpr,
                    block_rows: tl.constexpr, block_keys: tl.constexpr):
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
@@ -41,7 +38,7 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, num_ro
         wide_keys = keys.to(tl.int64)
         k = tl.load(k_base + wide_keys[None, :] * k_token + dims[:, None],
                     mask=key_ok[None, :] & dim_ok[:, None], other=0.0)
-        x = tl.dot(q, k) * scale
+        x = tl.dot(q, k, input_precision=precision) * scale
         if capped:
             x = soft_cap * (2.0 / (1.0 + tl.exp(-2.0 * x / soft_cap)) - 1.0)
         x = x * 1.4426950408889634
@@ -58,7 +55,7 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, num_ro
         total = total * shrink + tl.sum(p, 1)
         v = tl.load(v_base + wide_keys[:, None] * v_token + dims[None, :],
                     mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
-        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=precision)
         best = new_best
     out = acc / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out_ptr + wide[:, None] * out_row + head * out_head + dims[None, :],
@@ -70,9 +67,11 @@ def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: 
     """See `blendrag.runtime.attention.attend`; the last dimension of q, k and v must be contiguous."""
     rows, heads, size = q.shape
     out = torch.empty((rows, heads, size), dtype=q.dtype, device=q.device)
-    _attend_kernel[(triton.cdiv(rows, _BLOCK_ROWS), heads)](
+    wide = q.element_size() > 2
+    block_rows, block_keys = (64, 32) if wide else (128, 64)  # what fits into Hopper's shared memory
+    _attend_kernel[(triton.cdiv(rows, block_rows), heads)](
         q, k, v, out, positions, valid if valid is not None else positions, rows, scale, soft_cap,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
         heads // k.shape[1], size, max(16, triton.next_power_of_2(size)), window, valid is not None, soft_cap > 0,
-        _BLOCK_ROWS, _BLOCK_KEYS, num_warps=8, num_stages=3)
+        "ieee" if wide else "tf32", block_rows, block_keys, num_warps=8, num_stages=3)
     return out

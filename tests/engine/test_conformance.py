@@ -32,7 +32,7 @@ def answers(engine: BlendEngine, **how: Any) -> list[BlendOutput]:
     """24 greedy tokens of each layout; the first token's whole distribution comes from a second run."""
     prompts = layouts()
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    first = SamplingParams(temperature=0, max_tokens=1, logprobs=-1)
+    first = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
     longer = engine.generate(prompts, greedy, **how)
     for output, whole in zip(longer, engine.generate(prompts, first, **how), strict=True):
         output.outputs[0].logprobs = whole.outputs[0].logprobs

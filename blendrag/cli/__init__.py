@@ -1,0 +1,5 @@
+"""The `blendrag` command."""
+
+from blendrag.cli.app import app
+
+__all__ = ["app"]

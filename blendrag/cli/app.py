@@ -1,0 +1,44 @@
+"""The commands of `blendrag`, each in a file of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from blendrag import __version__
+from blendrag.cli import demo, index, models
+from blendrag.errors import BlendError
+
+
+class _Commands(TyperGroup):
+    """Prints blendrag's own errors as one sentence; anything else is a bug and keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BlendError as error:
+            Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "red"), str(error)))
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False,
+                  help="Reuse the KV cache of document chunks at any place in a prompt.")
+app.command("demo")(demo.demo)
+app.command("index")(index.index)
+app.add_typer(models.app, name="models", help="The demo's models.")
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"blendrag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True,
+                                               help="Show the version and exit.")] = False) -> None:
+    """Options of blendrag itself."""
