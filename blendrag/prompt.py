@@ -135,8 +135,8 @@ def as_prompt(prompt: str | BlendPrompt, delimiter: str = DELIMITER, keep_delimi
 def _check(delimiter: str) -> None:
     """Escapes must neither hold nor complete a delimiter."""
     if not delimiter or _ESCAPE in delimiter or delimiter[0] in "012":
-        raise PromptError(f"{delimiter!r} cannot be a delimiter: use one that is not empty, holds no U+E001 and does not "
-                          "start with 0, 1 or 2")
+        raise PromptError(f"{delimiter!r} cannot be a delimiter: use one that is not empty, holds no U+E001 and does "
+                          "not start with 0, 1 or 2")
 
 
 def _text(part: str | Chunk) -> str:

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from blendrag import __version__
 from blendrag.cli import app
+from blendrag.cli.index import run_index
+from blendrag.config import BlendConfig
 from blendrag.demo import DemoSettings, run_demo
 from blendrag.demo.corpus import ask_about
 from blendrag.demo.measure import divergence
@@ -32,11 +34,11 @@ ANIMALS = {"heron": "stands still in shallow water and waits for fish", "mole": 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Four documents of some 150 words each."""
+    """Four documents of some 80 words each."""
     docs = tmp_path / "my documents"
     docs.mkdir()
     for name, habit in ANIMALS.items():
-        habits = "\n\n".join(f"In year {year} of the survey, every {name} that was seen {habit}." for year in range(12))
+        habits = "\n\n".join(f"In year {year} of the survey, every {name} that was seen {habit}." for year in range(6))
         (docs / f"{name}.md").write_text(f"# The {name}\n\n{habits}\n")
     return docs
 
@@ -47,7 +49,8 @@ def chunk(text: str, source: str = "a.md", heading: str = "") -> DocumentChunk:
 
 def test_the_demo_from_end_to_end_and_again(folder: Path, engine_pool: Any, tmp_path: Path) -> None:
     engine_pool.close()
-    settings = DemoSettings(docs=folder, store=tmp_path / "store", json_file=tmp_path / "out.json", chunk_tokens=96,
+    settings = DemoSettings(docs=folder, store=tmp_path / "store", json_file=tmp_path / "out.json", chunk_tokens=64,
+                            answer_tokens=8,
                             engine_args={"enforce_eager": True, "max_model_len": 2048})
     shown = StringIO()
     run_demo(settings, Console(file=shown, width=120))
@@ -142,12 +145,14 @@ def test_errors_are_one_sentence_on_stderr(arguments: list[str], says: str) -> N
 
 def test_index_stores_every_chunk_once(folder: Path, engine_pool: Any, tmp_path: Path) -> None:
     engine_pool.close()
-    arguments = ["index", str(folder), "--model", "smollm2", "--store", str(tmp_path / "store")]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    shown = result.stdout.replace("\n", " ")
-    assert result.exit_code == 0
-    assert "of 4 documents" in shown
-    assert "0 stored already, 0 too short" in shown
+    shown = StringIO()
+    for _ in range(2):
+        run_index(folder, "smollm2", BlendConfig(store_path=tmp_path / "store"), 64, Console(file=shown),
+                  {"enforce_eager": True, "max_model_len": 256})
+    first, again = [line for line in shown.getvalue().splitlines() if "documents" in line]
+    assert "chunks of 4 documents" in first
+    assert ": 12 computed, 0 stored already, 0 too short to store" in first
+    assert ": 0 computed, 12 stored already, 0 too short to store" in again
 
 
 def test_version() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from blendrag.cli.quiet import set_up_logging
+from blendrag.cli.environment import prepare
 
 STORE = Path("~/.cache/blendrag/demo-store")
 
@@ -27,7 +27,7 @@ def demo(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the log lines of vLLM and its libraries.")] = False,
 ) -> None:
     """Answer questions from documents, by a plain full prefill and by blending, and compare."""
-    engine_args = set_up_logging(verbose)
+    engine_args = prepare(verbose)
     from blendrag.demo import DemoSettings, run_demo
 
     settings = DemoSettings(docs=docs, model=model, questions=question or (), chunk_tokens=chunk_tokens, top_k=top_k,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from blendrag.cli.quiet import set_up_logging
+from blendrag.cli.environment import prepare
+
+if TYPE_CHECKING:
+    from blendrag.config import BlendConfig
 
 
 def index(
@@ -22,15 +25,26 @@ def index(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the log lines of vLLM and its libraries.")] = False,
 ) -> None:
     """Compute and store the KV of every chunk of a folder, for any prompt to come."""
-    engine_args = set_up_logging(verbose)
-    from blendrag import BlendConfig, BlendEngine
+    engine_args = prepare(verbose)
+    from blendrag.config import BlendConfig
+
+    config = BlendConfig(store_path=store, **({"namespace": namespace} if namespace else {}))
+    run_index(docs, model, config, chunk_tokens, Console(), engine_args)
+
+
+def run_index(docs: Path, model: str, config: BlendConfig, chunk_tokens: int, console: Console,
+              engine_args: dict[str, Any]) -> None:
+    """Stores the neutral variant of every chunk of a folder, and says how many there are.
+
+    Raises:
+        BlendError: nothing to read, a model that cannot be loaded, a store that cannot be written.
+    """
     from blendrag.demo.run import progress_bar, read_sources
     from blendrag.documents import split
+    from blendrag.engine import BlendEngine
     from blendrag.models import engine_arguments, resolve
 
-    console = Console()
     sources = read_sources(docs, console)
-    config = BlendConfig(store_path=store, **({"namespace": namespace} if namespace else {}))
     with BlendEngine(resolve(model), config=config, **engine_arguments(model), **engine_args) as engine:
         with console.status("starting vLLM"):
             tokens = engine.tokens

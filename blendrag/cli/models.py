@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from blendrag.cli.quiet import set_up_logging
+from blendrag.cli.environment import prepare
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -19,7 +19,7 @@ def models() -> None:
 @app.command()
 def fetch(name: Annotated[str, typer.Argument(help="smollm2 (the language model) or minilm (the embedder).")]) -> None:
     """Fetch a demo model, unless it is there, and print its folder."""
-    set_up_logging(verbose=False)
+    prepare(verbose=False)
     from blendrag.models import fetch as fetch_model
 
     typer.echo(fetch_model(name))

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from blendrag.outputs import BlendOutput
     from blendrag.prompt import BlendPrompt
 
-ANSWER_TOKENS = 64
 REPEATS = 3
 
 
@@ -59,7 +58,7 @@ class Measurement:
                 "chunks": chunks}
 
 
-def measure(engine: BlendEngine, question: str, chunks: Sequence[DocumentChunk]) -> Measurement:
+def measure(engine: BlendEngine, question: str, chunks: Sequence[DocumentChunk], answer_tokens: int) -> Measurement:
     """Asks the engine, whose store holds the chunks, in each of the three ways, in turns.
 
     Every timed request has a cache salt of its own: vLLM's prefix cache, which is on, knows nothing of it.  The
@@ -74,7 +73,7 @@ def measure(engine: BlendEngine, question: str, chunks: Sequence[DocumentChunk])
         cold.append(_ask(engine, unknown, salt + "-cold"))
         warm.append(_ask(engine, prompt, salt + "-warm"))
     # The penalty, the same for both, keeps the small model from repeating itself; the first token does not feel it.
-    answer: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "frequency_penalty": 0.5}
+    answer: dict[str, Any] = {"max_tokens": answer_tokens, "frequency_penalty": 0.5}
     answer_full = _ask(engine, prompt, salt, blend=False, **answer).text
     answer_blend = _ask(engine, prompt, salt + "-warm", **answer).text
     kl = divergence(_distribution(engine, prompt, salt, blend=False), _distribution(engine, prompt, salt + "-warm"))

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from blendrag.config import BlendConfig
 from blendrag.demo.corpus import OWN_QUESTIONS, ask_about, own_documentation
-from blendrag.demo.measure import ANSWER_TOKENS, Measurement, measure, warm_up
+from blendrag.demo.measure import Measurement, measure, warm_up
 from blendrag.demo.prompts import build_prompt
 from blendrag.demo.report import show_question, show_summary
 from blendrag.demo.retrieve import Retriever
@@ -39,6 +39,7 @@ class DemoSettings:
     questions: Sequence[str] = ()
     chunk_tokens: int = 256
     top_k: int | None = None
+    answer_tokens: int = 64
     store: Path = Path("~/.cache/blendrag/demo-store")
     json_file: Path | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +70,7 @@ def run_demo(settings: DemoSettings, console: Console) -> list[Measurement]:
         with console.status("embedding the chunks for retrieval"):
             retriever = Retriever(chunks, store / "index")
         _encode(engine, chunks, console)
-        results = _ask_all(engine, retriever, _questions(settings, chunks), settings.top_k, console)
+        results = _ask_all(engine, retriever, _questions(settings, chunks), settings, console)
     show_summary(console, results)
     if settings.json_file:
         _write(settings.json_file, [result.to_dict() for result in results])
@@ -114,25 +115,25 @@ def _encode(engine: BlendEngine, chunks: Sequence[DocumentChunk], console: Conso
                   soft_wrap=True)
 
 
-def _ask_all(engine: BlendEngine, retriever: Retriever, questions: Sequence[str], top_k: int | None,
+def _ask_all(engine: BlendEngine, retriever: Retriever, questions: Sequence[str], settings: DemoSettings,
              console: Console) -> list[Measurement]:
     results = []
     for number, question in enumerate(questions, 1):
         with console.status(f"question {number} of {len(questions)}: every way of answering, three times"):
-            chunks = _pick(engine, question, retriever.search(question), top_k)
+            chunks = _pick(engine, question, retriever.search(question), settings)
             if number == 1:
                 warm_up(engine, question, chunks)
-            results.append(measure(engine, question, chunks))
+            results.append(measure(engine, question, chunks, settings.answer_tokens))
         show_question(console, number, len(questions), results[-1])
     return results
 
 
 def _pick(engine: BlendEngine, question: str, ranked: Sequence[DocumentChunk],
-          top_k: int | None) -> list[DocumentChunk]:
-    """The best chunks: `top_k` of them, or as many as make a prompt of about `PROMPT_TOKENS` and fit the model."""
-    if top_k is not None:
-        return list(ranked[:top_k])
-    room = engine.max_model_len - ANSWER_TOKENS
+          settings: DemoSettings) -> list[DocumentChunk]:
+    """The best chunks: `settings.top_k` of them, or as many as make about `PROMPT_TOKENS` and fit the model."""
+    if settings.top_k is not None:
+        return list(ranked[: settings.top_k])
+    room = engine.max_model_len - settings.answer_tokens
     most = 1
     while (most < len(ranked) and _length(engine, question, ranked[:most]) < PROMPT_TOKENS
            and _length(engine, question, ranked[: most + 1]) <= room):

@@ -28,7 +28,7 @@ class Query(Policy):
     name: ClassVar[str] = "query"
 
     ratio: Share = 0.15
-    layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.5, 1.0)
+    layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.66, 1.0)
     over_rows: Literal["norm", "mean"] = "norm"
 
     def evidence(self, num_layers: int) -> Evidence:

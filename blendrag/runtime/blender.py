@@ -125,10 +125,10 @@ class Blender:
                 report.damaged.append(placement.key)
             else:
                 entries.append((placement, entry))
-        report.load_s = time.perf_counter() - started
         policy = make_policy(job.policy)
-        scored = policy.evidence(len(self.model.layers)) is not None
-        context = Context(self.model, len(job.token_ids), entries, keep_bytes if scored else 0)
+        useful = policy.evidence(len(self.model.layers)) is not None or self.model.device.type == "cuda"
+        context = Context(self.model, len(job.token_ids), entries, keep_bytes if useful else 0)
+        report.load_s = time.perf_counter() - started
         return _Work(job, policy, report, context, self._tensor(job.token_ids))
 
     def _score(self, works: Sequence[_Work]) -> None:
@@ -204,7 +204,7 @@ class Blender:
         return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
 
     def _spare_bytes(self) -> int:
-        """Memory a step may use to keep loaded layers between its passes."""
+        """Memory that the contexts of a step may fill."""
         if self.model.device.type != "cuda":
             return _KEEP_BYTES
         free, _ = torch.cuda.mem_get_info()

@@ -10,6 +10,7 @@ import torch
 from blendrag.runtime.forward import Part
 from blendrag.runtime.messages import Placement
 from blendrag.runtime.model import BlendModel
+from blendrag.runtime.staging import Staging
 from blendrag.store import KVEntry
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ class Context:
     """The KV of a prompt's first `tokens` tokens, one layer at a time.
 
     Args:
-        keep_bytes: device memory in which layers are kept, so that a second pass need not load them again.
+        keep_bytes: device memory that the context may fill, so that loading overlaps with computing (CUDA) and a
+            second pass need not load and rotate again (CPU).
 
     Attributes:
         stored: bool [tokens]; True where an entry stands in.
@@ -36,9 +38,12 @@ class Context:
             stored[placement.start : placement.end] = True
         self.stored = stored.to(model.device)
         self._places = stored.nonzero()[:, 0].to(model.device)
-        self._gather = self._make_gather()
         self._keep_bytes = keep_bytes
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._staging: Staging | None = None
+        self._gather: Gather | None = None
+        if model.device.type == "cuda":
+            self._prepare_gather()
         self._earlier: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,6 +58,8 @@ class Context:
         k = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
         v = torch.zeros_like(k)
         rotation = self.model.layers[index].rotation
+        if self._staging is not None:
+            self._staging.wait(index)
         if self._gather is not None:
             self._gather.layer(index, rotation, k, v)
         elif self.entries:
@@ -84,12 +91,18 @@ class Context:
             self._earlier[index] = (positions, k.clone(), v.clone())
         return all_k, all_v
 
-    def _make_gather(self) -> Gather | None:
-        if self.model.device.type != "cuda":
-            return None
+    def _prepare_gather(self) -> None:
+        """Has entries copied to the device where there is room; read from page-locked memory otherwise."""
         from blendrag.runtime.triton_gather import Gather
 
-        return Gather(self.entries, self.model.device) if Gather.takes(self.entries, self.model.dtype) else None
+        if not Gather.takes(self.entries, self.model.dtype):
+            return
+        entries = self.entries
+        if Staging.bytes_needed(entries) <= self._keep_bytes:
+            self._keep_bytes = 0
+            self._staging = Staging(entries, self.model.device)
+            entries = self._staging.entries
+        self._gather = Gather(entries, self.model.device)
 
     def _fetch(self, tensor: torch.Tensor, index: int, placement: Placement) -> torch.Tensor:
         piece = tensor[index, : placement.end - placement.start]

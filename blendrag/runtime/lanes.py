@@ -77,6 +77,7 @@ class AttentionLane(_ContextLane):
         self.depth = evidence.layers[-1] + 1
         self.scores = torch.zeros(context.tokens, device=context.model.device)
         self._sum = torch.zeros_like(self.scores)
+        self._seen: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
 
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
                v: torch.Tensor) -> torch.Tensor | None:
@@ -84,14 +85,24 @@ class AttentionLane(_ContextLane):
         all_k, all_v = self.context.merged(index, part, positions, k, v)
         rows = self.rows(part)
         if index in self._evidence.layers:
-            asking = positions >= self._question_start
-            self._measure(q[asking], all_k, rows.visible(positions[asking], 0, rows.keys, layer.window), layer)
+            first, mask = self._asking(part, layer.window)
+            self._measure(q[first:], all_k, mask, layer)
             if part.last:
                 self.scores += self._sum.sqrt() if self._evidence.over_rows == "norm" else self._sum
                 self._sum.zero_()
             if index == self._evidence.layers[-1]:
                 return None
         return attend(q, all_k, all_v, rows, scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
+
+    def _asking(self, part: Part, window: int) -> tuple[int, torch.Tensor]:
+        """The first of the part's rows that belongs to the question, and what the question's rows see."""
+        key = part.rows.start, window
+        if key not in self._seen:
+            positions = self.positions[part.rows]
+            first = int((positions < self._question_start).sum())
+            rows = self.rows(part)
+            self._seen[key] = first, rows.visible(positions[first:], 0, rows.keys, window)
+        return self._seen[key]
 
     def _measure(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, layer: Layer) -> None:
         for at in range(0, len(q), _SCORED_ROWS):

@@ -6,6 +6,7 @@ made it.  Callers submit requests and wait on queues; concurrent requests share 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import logging
@@ -221,3 +222,5 @@ def _free_memory() -> None:
     gc.unfreeze()
     cleanup_dist_env_and_memory()
     gc.collect()
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed weights would stay with the process

@@ -72,6 +72,7 @@ def test_stops_of_constructor_and_call_both_count(engine: BlendEngine) -> None:
     assert llm.invoke(count).strip() == "6,"
     assert llm.invoke(count, stop=[" 8"]).strip() == "6,"
     assert llm.invoke(count, stop=[" 6"]).strip() == ""
+    assert "".join(BlendLLM(engine=engine, temperature=0).stream(count, stop=["7, 8"])).strip() == "6,"
 
 
 def test_streaming_gives_the_same_text_token_by_token(llm: BlendLLM) -> None:
