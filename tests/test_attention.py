@@ -145,21 +145,22 @@ def test_inputs_are_left_alone():
 
 def test_masks_are_made_once_for_all_layers_of_a_kind():
     rows = Rows(scattered(200, 400), 400)
-    assert rows.masks(0) is rows.masks(0)
-    assert rows.masks(8) is rows.masks(8)
-    assert rows.masks(8) is not rows.masks(0)
+    assert rows.masks(0, torch.float32) is rows.masks(0, torch.float32)
+    assert rows.masks(8, torch.float32) is rows.masks(8, torch.float32)
+    assert rows.masks(8, torch.float32) is not rows.masks(0, torch.float32)
 
 
 @pytest.mark.parametrize("window", [0, 16])
 def test_tiles_cover_the_rows_and_skip_keys_that_none_of_them_sees(window):
     positions = scattered(300, 1000)
-    tiles = Rows(positions, 1000).masks(window)
+    tiles = Rows(positions, 1000).masks(window, torch.float32)
     assert [row for rows, _, _ in tiles for row in range(rows.start, rows.stop)] == list(range(300))
     for rows, keys, mask in tiles:
         assert mask.shape == (rows.stop - rows.start, keys.stop - keys.start)
-        assert mask[:, -1].any()
-        assert mask[:, 0].any()
-        assert mask.any(1).all()
+        seen = mask == 0
+        assert seen[:, -1].any()
+        assert seen[:, 0].any()
+        assert seen.any(1).all()
 
 
 # Weights, as scores of a token.

@@ -1,5 +1,11 @@
 """`python -m blendrag.bench`."""
 
-from blendrag.bench.cli import app
+import sys
 
-app()
+from blendrag.bench.cli import app
+from blendrag.errors import BlendError
+
+try:
+    app()
+except BlendError as error:
+    sys.exit(f"blendrag: {error}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback()
@@ -46,7 +46,7 @@ def ttft(
         for length in lengths:
             found = measure(engine, tokens=length, share=share, chunk_tokens=chunk_tokens, policies=policy or [None],
                             ratio=ratio, repeats=repeats)
-            Console().print(table(found))
+            Console(width=110).print(table(found))
             figures += found
     if json_file:
         json_file.write_text(json.dumps([figure.to_dict() for figure in figures], indent=1))

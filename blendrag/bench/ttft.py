@@ -13,6 +13,8 @@ from rich.table import Table
 from blendrag.engine import BlendEngine
 from blendrag.prompt import BlendPrompt, Chunk
 
+_QUESTION_TOKENS = 40
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -46,11 +48,12 @@ def measure(engine: BlendEngine, *, tokens: int, share: float, chunk_tokens: int
 
     Args:
         tokens: length of the prompts.
-        share: of the prompt that is stored chunks; the rest is a prefix that is not stored, and the question.
+        share: of the prompt that is chunks; the rest is a question of 40 tokens behind them, and before them the
+            system prompt they were encoded behind.
         policies: names; None for the engine's default.
     """
     maker = _PromptMaker(engine, tokens, share, chunk_tokens)
-    engine.encode(maker.chunks)
+    engine.encode(maker.chunks, prefix=maker.prefix)
     runs: dict[str | None, list[Any]] = {"plain": [], **{policy: [] for policy in policies}}
     for number in range(repeats + 1):
         for name, outputs in runs.items():
@@ -77,14 +80,14 @@ class _PromptMaker:
         count = max(1, round(tokens * share / chunk_tokens))
         self.chunks = [self._text(round(tokens * share / count)) for _ in range(count)]
         rest = tokens - sum(len(engine.tokens.chunk_ids(chunk)) for chunk in self.chunks)
-        self._prefix_tokens, self._question_tokens = rest // 2, rest - rest // 2
+        self.prefix = self._text(max(1, rest - _QUESTION_TOKENS))
 
     def run(self, policy: str | None, ratio: float | None, number: int) -> Any:
         """One new prompt; its output, first token only."""
         from vllm import SamplingParams
 
         chunks = self._random.sample(self.chunks, len(self.chunks))
-        prompt = BlendPrompt(self._text(self._prefix_tokens), *map(Chunk, chunks), self._text(self._question_tokens))
+        prompt = BlendPrompt(self.prefix, *map(Chunk, chunks), self._text(_QUESTION_TOKENS))
         how = {"blend": False} if policy == "plain" else {"policy": policy, "ratio": ratio}
         [output] = self._engine.generate(prompt, SamplingParams(max_tokens=1, temperature=0, detokenize=False),
                                          cache_salt=f"{policy} {number}", **how)

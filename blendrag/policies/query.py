@@ -27,8 +27,8 @@ class Query(Policy):
 
     name: ClassVar[str] = "query"
 
-    ratio: Share = 0.15
-    layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.66, 1.0)
+    ratio: Share = 0.12
+    layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.66, 0.8)
     over_rows: Literal["norm", "mean"] = "norm"
 
     def evidence(self, num_layers: int) -> Evidence:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-_TILE = 128
+_TILE = 256  # smaller tiles skip more keys, larger ones keep the cores busier
 
 
 @dataclass
@@ -28,19 +28,24 @@ class Rows:
     positions: torch.Tensor
     keys: int
     valid: torch.Tensor | None = None
-    _masks: dict[int, list[tuple[slice, slice, torch.Tensor]]] = field(default_factory=dict)
+    _masks: dict[tuple[int, torch.dtype], list[tuple[slice, slice, torch.Tensor]]] = field(default_factory=dict)
 
-    def masks(self, window: int) -> list[tuple[slice, slice, torch.Tensor]]:
-        """`(rows, keys, bool mask)` tiles that skip what no row of the tile sees; computed once for all layers."""
-        if window not in self._masks:
-            self._masks[window] = [self._tile(at, window) for at in range(0, len(self.positions), _TILE)]
-        return self._masks[window]
+    def masks(self, window: int, dtype: torch.dtype) -> list[tuple[slice, slice, torch.Tensor]]:
+        """`(rows, keys, mask)` tiles that skip what no row of the tile sees; computed once for all layers.
 
-    def _tile(self, at: int, window: int) -> tuple[slice, slice, torch.Tensor]:
+        A mask is added to the logits: 0 where a row sees a key, minus infinity where it does not.
+        """
+        if (window, dtype) not in self._masks:
+            self._masks[window, dtype] = [self._tile(at, window, dtype) for at in range(0, len(self.positions), _TILE)]
+        return self._masks[window, dtype]
+
+    def _tile(self, at: int, window: int, dtype: torch.dtype) -> tuple[slice, slice, torch.Tensor]:
         positions = self.positions[at : at + _TILE]
         first = max(0, int(positions[0]) - window + 1) if window else 0
         last = min(self.keys, int(positions[-1]) + 1)
-        return slice(at, at + len(positions)), slice(first, last), self.visible(positions, first, last, window)
+        seen = self.visible(positions, first, last, window)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+        return slice(at, at + len(positions)), slice(first, last), mask
 
     def visible(self, positions: torch.Tensor, first: int, last: int, window: int) -> torch.Tensor:
         """bool [len(positions), last - first]: which of the keys `first..last` each position sees."""
@@ -71,10 +76,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, sca
 
         return attend_triton(q, k, v, rows.positions, rows.valid, scale=scale, window=window, soft_cap=soft_cap)
     out = torch.empty_like(q)
-    for at, seen, mask in rows.masks(window):
+    for at, seen, mask in rows.masks(window, q.dtype):
         if soft_cap:
-            weights = scores(q[at], k[seen], mask, scale=scale, soft_cap=soft_cap)
-            out[at] = torch.einsum("hqk,khd->qhd", weights, _per_head(v[seen], q.shape[1]).float()).to(q.dtype)
+            out[at] = weighted(scores(q[at], k[seen], mask == 0, scale=scale, soft_cap=soft_cap), v[seen]).to(q.dtype)
         else:
             tile = scaled_dot_product_attention(
                 q[at].transpose(0, 1)[None], k[seen].transpose(0, 1)[None], v[seen].transpose(0, 1)[None],
@@ -94,5 +98,7 @@ def scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, *, scale: float
     return logits.masked_fill(~mask, float("-inf")).softmax(-1)
 
 
-def _per_head(x: torch.Tensor, heads: int) -> torch.Tensor:
-    return x.repeat_interleave(heads // x.shape[1], 1)
+def weighted(weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """What `scores`' weights make of v [keys, kv heads, head size]: [rows, heads, head size], float32."""
+    grouped = weights.unflatten(0, (v.shape[1], -1))
+    return torch.einsum("gmqk,kgd->qgmd", grouped, v.float()).flatten(1, 2)

@@ -10,6 +10,7 @@ import torch
 from blendrag.runtime.forward import Part
 from blendrag.runtime.messages import Placement
 from blendrag.runtime.model import BlendModel
+from blendrag.runtime.rotation import NoRotation, Rotation
 from blendrag.runtime.staging import Staging
 from blendrag.store import KVEntry
 
@@ -39,6 +40,7 @@ class Context:
         self.stored = stored.to(model.device)
         self._places = stored.nonzero()[:, 0].to(model.device)
         self._keep_bytes = keep_bytes
+        self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._staging: Staging | None = None
         self._gather: Gather | None = None
@@ -64,8 +66,9 @@ class Context:
             self._gather.layer(index, rotation, k, v)
         elif self.entries:
             keys = torch.cat([self._fetch(entry.k, index, placement) for placement, entry in self.entries])
-            k[self._places] = rotation.rotate(keys, self._places)
-            v[self._places] = torch.cat([self._fetch(entry.v, index, placement) for placement, entry in self.entries])
+            k.index_copy_(0, self._places, self._rotated(rotation, keys))
+            for placement, entry in self.entries:
+                v[placement.start : placement.end] = self._fetch(entry.v, index, placement)
         if k.nbytes + v.nbytes <= self._keep_bytes:
             self._keep_bytes -= k.nbytes + v.nbytes
             self._kept[index] = k, v
@@ -103,6 +106,13 @@ class Context:
             self._staging = Staging(entries, self.model.device)
             entries = self._staging.entries
         self._gather = Gather(entries, self.model.device)
+
+    def _rotated(self, rotation: Rotation | NoRotation, keys: torch.Tensor) -> torch.Tensor:
+        if isinstance(rotation, NoRotation):
+            return keys
+        if id(rotation) not in self._angles:
+            self._angles[id(rotation)] = rotation.angles(self._places)
+        return rotation.apply(keys, *self._angles[id(rotation)])
 
     def _fetch(self, tensor: torch.Tensor, index: int, placement: Placement) -> torch.Tensor:
         piece = tensor[index, : placement.end - placement.start]

@@ -47,11 +47,13 @@ class BlendLane(_ContextLane):
                 self._slots[layer.group] = self._slot_mapping(block_ids[layer.group], layer.block_size)
 
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
-               v: torch.Tensor) -> torch.Tensor:
+               v: torch.Tensor) -> torch.Tensor | None:
         all_k, all_v = self.context.merged(index, part, self.positions[part.rows], k, v)
         if part.last:
             layer.impl.do_kv_cache_update(layer.attention, all_k[self._write_from :], all_v[self._write_from :],
                                           layer.attention.kv_cache, self._slots[layer.group])
+        if index == len(self.context.model.layers) - 1:
+            return None  # nothing of the last layer but K and V is of use: the last token is vLLM's
         return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,
                       soft_cap=layer.soft_cap)
 
@@ -152,10 +154,12 @@ class EncodeLane(_ContextLane):
         self._v = torch.empty_like(self._k)
 
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
-               v: torch.Tensor) -> torch.Tensor:
+               v: torch.Tensor) -> torch.Tensor | None:
         positions = self.positions[part.rows]
         self._k[index, part.rows] = layer.rotation.unrotate(k, positions)
         self._v[index, part.rows] = v
+        if index == len(self._k) - 1:
+            return None
         all_k, all_v = self.context.merged(index, part, positions, k, v)
         return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,
                       soft_cap=layer.soft_cap)

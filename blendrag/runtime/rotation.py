@@ -47,15 +47,20 @@ class Rotation:
 
     def rotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """R(p) k.  Keys [tokens, heads, head size], positions int64 [tokens]; the keys' dtype is kept."""
-        return self._apply(keys, self.cos[positions], self.sin[positions])
+        return self.apply(keys, *self.angles(positions))
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines at positions, [tokens, half of the rotary dimensions], float32."""
+        return self.cos[positions], self.sin[positions]
 
     def unrotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The k of R(p) k.  The table may carry a magnitude (YaRN) and rounding, so it is divided out."""
         cos, sin = self.cos[positions], self.sin[positions]
         norm = cos * cos + sin * sin
-        return self._apply(keys, cos / norm, -sin / norm)
+        return self.apply(keys, cos / norm, -sin / norm)
 
-    def _apply(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def apply(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Turns each pair by the given `angles`."""
         half = cos.shape[-1]
         cos, sin = cos[:, None], sin[:, None]
         out = torch.empty_like(keys)
@@ -63,8 +68,8 @@ class Rotation:
         first, second = self._pairs(keys, half)
         x, y = first.float(), second.float()
         new_first, new_second = self._pairs(out, half)
-        new_first.copy_(x * cos - y * sin)
-        new_second.copy_(y * cos + x * sin)
+        new_first.copy_((x * cos).addcmul_(y, sin, value=-1))
+        new_second.copy_((y * cos).addcmul_(x, sin))
         return out
 
     def _pairs(self, keys: torch.Tensor, half: int) -> tuple[torch.Tensor, torch.Tensor]:

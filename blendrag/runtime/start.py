@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
+
 from blendrag.config import BlendConfig
 from blendrag.errors import BlendError, ModelError
 
@@ -37,7 +39,7 @@ def start_engine(model: str, config: BlendConfig, store_name: str, engine_args: 
         raise ModelError("another engine runs in this process: close it first, or share it")
     try:
         with _in_process():
-            args = EngineArgs(model=model, worker_cls=WORKER, **engine_args,
+            args = EngineArgs(model=model, worker_cls=WORKER, **_memory(engine_args), **engine_args,
                               kv_transfer_config=CONNECTOR | {"kv_connector_extra_config": extra})
             return LLMEngine.from_engine_args(args)
     except BlendError:
@@ -45,6 +47,19 @@ def start_engine(model: str, config: BlendConfig, store_name: str, engine_args: 
     except Exception as error:
         raise ModelError(f"vLLM cannot start {model!r} ({_first_line(error)}): check the model's path or name and the "
                          "engine arguments") from error
+
+
+def _memory(engine_args: dict[str, Any]) -> dict[str, int]:
+    """A moderate paged cache on the CPU, where vLLM would take nearly all of the machine's memory, used or not.
+
+    A user's own setting, of any of the names that vLLM knows, stands.
+    """
+    from vllm.platforms import current_platform
+
+    chosen = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"} & set(engine_args)
+    if chosen or not current_platform.is_cpu() or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
+        return {}
+    return {"kv_cache_memory_bytes": min(4 * 2**30, psutil.virtual_memory().available // 4)}
 
 
 @contextmanager
