@@ -100,5 +100,5 @@ def scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, *, scale: float
 
 def weighted(weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """What `scores`' weights make of v [keys, kv heads, head size]: [rows, heads, head size], float32."""
-    grouped = weights.unflatten(0, (v.shape[1], -1))
+    grouped = weights.view(v.shape[1], -1, *weights.shape[1:])
     return torch.einsum("gmqk,kgd->qgmd", grouped, v.float()).flatten(1, 2)
