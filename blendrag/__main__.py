@@ -1,6 +1,6 @@
 """`python -m blendrag` is the `blendrag` command."""
 
-from blendrag.cli import app
+from blendrag.cli.run import run
 
 if __name__ == "__main__":
-    app(prog_name="blendrag")
+    run()

@@ -176,6 +176,11 @@ class BlendEngine:
         assert self._store is not None
         return self._store
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or its thread died; a closed engine cannot be used again."""
+        return self._closed or (self._loop is not None and self._loop.closed)
+
     def close(self) -> None:
         """Stops all requests, unloads the model and frees its memory.  The disk tier stays."""
         with self._lock:

@@ -23,9 +23,9 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 folder = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]
-question = sys.argv[2] if len(sys.argv) > 2 else "What does blendrag do?"
+question = sys.argv[2] if len(sys.argv) > 2 else "What does the delimiter do?"
 
-llm = BlendLLM(model=fetch("smollm2"), temperature=0, max_tokens=80)
+llm = BlendLLM(model=fetch("smollm2"), temperature=0, max_tokens=40)
 pieces = [piece for source in read_folder(folder) for piece in split(source, llm.get_num_tokens)]
 documents = [Document(piece.text, metadata={"source": piece.source}) for piece in pieces]
 vectors = InMemoryVectorStore.from_documents(documents, SentenceTransformerEmbeddings(str(fetch("minilm"))))

@@ -26,7 +26,7 @@ from sentence_transformers import SentenceTransformer
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 folder = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]
-question = sys.argv[2] if len(sys.argv) > 2 else "What does blendrag do?"
+question = sys.argv[2] if len(sys.argv) > 2 else "What does the delimiter do?"
 encoder = SentenceTransformer(str(fetch("minilm")))
 
 
@@ -60,7 +60,7 @@ class ShowReuse(BaseEventHandler):
                   f"reused, {blend['rows']:.0%} of the rows computed, first token after {blend['first_token_s']:.2f} s")
 
 
-llm = BlendLLM(fetch("smollm2"), temperature=0, max_tokens=80)
+llm = BlendLLM(fetch("smollm2"), temperature=0, max_tokens=40)
 llm.complete("Hello.", max_tokens=1)  # the very first request pays for warming up
 reader = SimpleDirectoryReader(str(folder), recursive=True, required_exts=[".md", ".txt"])
 nodes = SentenceSplitter(chunk_size=256, chunk_overlap=0).get_nodes_from_documents(reader.load_data())

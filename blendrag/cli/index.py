@@ -45,7 +45,7 @@ def run_index(docs: Path, model: str, config: BlendConfig, chunk_tokens: int, co
     from blendrag.models import engine_arguments, resolve
 
     sources = read_sources(docs, console)
-    with BlendEngine(resolve(model), config=config, **engine_arguments(model), **engine_args) as engine:
+    with BlendEngine(resolve(model), config=config, **(engine_arguments(model) | engine_args)) as engine:
         with console.status("starting vLLM"):
             tokens = engine.tokens
         chunks = [c for source in sources for c in split(source, lambda t: len(tokens.chunk_ids(t)), chunk_tokens)]

@@ -127,6 +127,11 @@ class EngineLoop:
         self._command(work)
         return future.result()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._closed
+
     def close(self) -> None:
         """Ends all requests and shuts the engine down; returns when its memory is free."""
         with self._lock:

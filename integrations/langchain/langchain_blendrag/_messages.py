@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blendrag import BlendPrompt
+from blendrag.adapters import render_chat
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
-from langchain_blendrag._adapter import render_chat
 from langchain_blendrag._settings import EngineSettings
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from blendrag import BlendOutput
+from blendrag.adapters import usage_of
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-
-from langchain_blendrag._adapter import usage_of
 
 
 def generation_info(output: BlendOutput, candidate: int = 0) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from os import PathLike
 from typing import Any, Self
 
 from blendrag import BlendConfig, BlendEngine
+from blendrag.adapters import Call, shared_engine, split_arguments
 from blendrag.errors import ConfigError
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
-
-from langchain_blendrag._adapter import Call, shared_engine, split_arguments
 
 SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "min_p", "stop", "seed", "n", "presence_penalty",
             "frequency_penalty", "repetition_penalty")
@@ -92,7 +91,7 @@ class EngineSettings(BaseModel):
         """The engine that answers; objects with equal settings share it."""
         if self.given_engine is not None:
             return self.given_engine
-        if self._engine is None or self._engine._closed:
+        if self._engine is None or self._engine.closed:
             self._engine = shared_engine(self.model, self.config, self.engine_args)
         return self._engine
 

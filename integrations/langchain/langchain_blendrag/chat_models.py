@@ -7,13 +7,13 @@ from contextlib import aclosing, closing
 from typing import Any
 
 from blendrag import BlendOutput, BlendPrompt
+from blendrag.adapters import gather, iterate
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import Field
 
-from langchain_blendrag._adapter import gather, iterate
 from langchain_blendrag._messages import chat_text, to_prompt
 from langchain_blendrag._results import generation_info, response_metadata, usage_metadata
 from langchain_blendrag._settings import EngineSettings

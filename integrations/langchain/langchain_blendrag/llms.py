@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from blendrag import BlendOutput, BlendPrompt
+from blendrag.adapters import gather, has_chat_template, iterate, usage_of
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseLLM, LangSmithParams, LanguageModelInput
 from langchain_core.messages import BaseMessage
@@ -17,7 +18,6 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import RunnableConfig
 
-from langchain_blendrag._adapter import gather, has_chat_template, iterate, usage_of
 from langchain_blendrag._messages import chat_text, to_prompt
 from langchain_blendrag._results import generation_info
 from langchain_blendrag._settings import EngineSettings

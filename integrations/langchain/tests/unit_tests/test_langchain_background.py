@@ -8,8 +8,7 @@ from collections.abc import Generator
 from functools import partial
 
 import pytest
-
-from langchain_blendrag._adapter import gather, iterate
+from blendrag.adapters import gather, iterate
 
 
 class Source:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from blendrag import BlendConfig, BlendEngine
+from blendrag.adapters import split_arguments
 from blendrag.errors import ConfigError
 from langchain_core.load import dumpd, load
 from langchain_core.runnables import ConfigurableField
 
 from langchain_blendrag import BlendLLM, BlendRetriever, ChatBlend
-from langchain_blendrag._adapter import split_arguments
 
 MODELS = [BlendLLM, ChatBlend]
 

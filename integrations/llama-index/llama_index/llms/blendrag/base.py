@@ -24,8 +24,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.llm import LLM
 
 from blendrag import BlendConfig, BlendEngine, BlendOutput, BlendPrompt
-from blendrag.errors import ConfigError, PromptError
-from llama_index.llms.blendrag._adapter import (
+from blendrag.adapters import (
     Call,
     gather,
     has_chat_template,
@@ -35,6 +34,7 @@ from llama_index.llms.blendrag._adapter import (
     split_arguments,
     usage_of,
 )
+from blendrag.errors import ConfigError, PromptError
 
 R = TypeVar("R", CompletionResponse, ChatResponse)
 
@@ -100,7 +100,7 @@ class BlendLLM(LLM):
         """The engine that answers; objects with equal settings share it."""
         if self._given_engine is not None:
             return self._given_engine
-        if self._engine is None or self._engine._closed:
+        if self._engine is None or self._engine.closed:
             self._engine = shared_engine(self.model, self.config, self.engine_args)
         return self._engine
 

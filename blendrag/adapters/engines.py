@@ -23,6 +23,6 @@ def shared_engine(model: str, config: BlendConfig, engine_args: Mapping[str, Any
     key = json.dumps([model, config.model_dump(mode="json"), dict(engine_args)], sort_keys=True, default=repr)
     with _lock:
         engine = _engines.get(key)
-        if engine is None or engine._closed:
+        if engine is None or engine.closed:
             engine = _engines[key] = BlendEngine(model, config=config, **engine_args)
         return engine
