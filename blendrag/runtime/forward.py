@@ -80,7 +80,6 @@ class Forward:
         self._compiled = model.vllm_config.compilation_config.mode != CompilationMode.NONE
         self._impls = [_SwappedImpl(self, index, layer) for index, layer in enumerate(model.layers)]
         self._running: list[tuple[Lane, Part, slice]] = []
-        self.row_layers = 0
 
     def run(self, lanes: Sequence[Lane]) -> None:
         """Takes all rows of all lanes through the model, in as few forwards as `max_num_batched_tokens` allows."""
@@ -92,7 +91,6 @@ class Forward:
         """Called by the stand-ins: gives each lane its rows."""
         heads, size = layer.attention.num_heads, layer.attention.head_size
         out = output.view(-1, heads, size)
-        self.row_layers += len(q)
         more = False
         for lane, part, at in self._running:
             result = lane.attend(index, layer, part, q[at], k[at], v[at])

@@ -147,7 +147,6 @@ class EncodeLane(_ContextLane):
         mask[:before] = False
         padded = torch.cat([torch.zeros(before, dtype=ids.dtype, device=ids.device), ids])
         super().__init__(context, padded, mask)
-        self._before = before
         attention = model.layers[0].attention
         shape = (len(model.layers), len(ids), attention.num_kv_heads, attention.head_size)
         self._k = torch.empty(shape, dtype=model.dtype, device=model.device)
