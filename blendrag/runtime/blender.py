@@ -88,8 +88,9 @@ class Blender:
             prefix = self._prefix(prefix_ids)
             lanes = {key: EncodeLane(prefix, self._tensor(ids)) for key, ids in missing.items()}
             self.forward.run(list(lanes.values()))
+            digest = _variant(prefix_ids, neutral)
             for key, lane in lanes.items():
-                self._put(key, lane.entry())
+                self._put(key, lane.entry(), prefix=digest, ids=missing[key])
         return [(key, key in missing) for key in keys]
 
     def stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
@@ -99,7 +100,7 @@ class Blender:
         return [key in present for key in keys]
 
     def _keys(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[str]:
-        digest = NEUTRAL if neutral else prefix_digest(prefix_ids)
+        digest = _variant(prefix_ids, neutral)
         return [self._key(digest, ids) for ids in chunks]
 
     def _blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
@@ -184,7 +185,7 @@ class Blender:
             lane = EncodeLane(Context(self.model, 0, ()), self._tensor(ids))
             self.forward.run([lane])
             entry = lane.entry()
-            self._put(key, entry)
+            self._put(key, entry)  # without ids: a system prompt shall not be found in the middle of another prompt
         return Context(self.model, len(ids), [(Placement(0, len(ids), key, exact=True), entry)])
 
     def _key(self, digest: bytes, ids: Sequence[int]) -> str:
@@ -197,8 +198,9 @@ class Blender:
             logger.warning("a stored chunk cannot be read, computing it: %s", error)
             return None
 
-    def _put(self, key: str, entry: KVEntry) -> None:
-        self.store.put(key, entry, fingerprint=self.model.fingerprint, namespace=self.config.namespace)
+    def _put(self, key: str, entry: KVEntry, prefix: bytes | None = None, ids: Sequence[int] | None = None) -> None:
+        self.store.put(key, entry, fingerprint=self.model.fingerprint, namespace=self.config.namespace,
+                       prefix=prefix, ids=ids)
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
@@ -213,3 +215,8 @@ class Blender:
     def _synchronize(self) -> None:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _variant(prefix_ids: Sequence[int], neutral: bool) -> bytes:
+    """The digest of what chunks are encoded behind."""
+    return NEUTRAL if neutral else prefix_digest(prefix_ids)

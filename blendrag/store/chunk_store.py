@@ -16,6 +16,7 @@ import torch
 from blendrag.errors import StoreError
 from blendrag.store.disk import DiskTier
 from blendrag.store.entry import KVEntry, held_bytes, on_host
+from blendrag.store.keys import TokenIds
 from blendrag.store.ram import Owner, RamTier
 
 _log = logging.getLogger(__name__)
@@ -103,7 +104,8 @@ class ChunkStore:
             self._disk.manifest.touch(key)
         return entry
 
-    def put(self, key: str, entry: KVEntry, *, fingerprint: str, namespace: str) -> None:
+    def put(self, key: str, entry: KVEntry, *, fingerprint: str, namespace: str, prefix: bytes | None = None,
+            ids: TokenIds | None = None) -> None:
         """Stores an entry, durably where there is a disk tier; if that fails, nothing is stored.
 
         The store may keep the tensors themselves: do not write to them afterwards.
@@ -111,6 +113,8 @@ class ChunkStore:
         Args:
             key: from `entry_key`, of the same fingerprint and namespace.
             fingerprint: the model's: letters, digits, "-" and "_".
+            prefix: digest of what the chunk was encoded behind; given together with `ids`.
+            ids: the chunk's tokens, by which `find` finds it; without them it is found by its key alone.
         """
         self._require_open()
         if not _KEY.fullmatch(key):
