@@ -239,10 +239,9 @@ class BlendEngine:
         for prompt, given in zip(tokenized, params, strict=True):
             request = given.clone() if given is not None else SamplingParams()
             request.output_kind = RequestOutputKind.CUMULATIVE
-            if blend and prompt.spans:
-                marks = {"spans": [list(span) for span in prompt.spans], "policy": chosen.settings()}
-                transfer = (request.extra_args or {}).get("kv_transfer_params") or {}
-                request.extra_args = (request.extra_args or {}) | {"kv_transfer_params": transfer | {MARKS: marks}}
+            marks = {"spans": [list(span) for span in prompt.spans], "policy": chosen.settings()} if blend else False
+            transfer = (request.extra_args or {}).get("kv_transfer_params") or {}
+            request.extra_args = (request.extra_args or {}) | {"kv_transfer_params": transfer | {MARKS: marks}}
             tickets.append(loop.submit(token_prompt(prompt.ids, cache_salt), request, lora_request=lora_request))
         return tickets
 
