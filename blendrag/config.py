@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
@@ -43,6 +43,10 @@ class BlendConfig(BaseSettings):
     delimiter: str = Field(DELIMITER, min_length=1, description="marks chunk boundaries in prompt text")
     keep_delimiter: bool = Field(False, description="leave the delimiter in the prompt, as LMCache does")
     min_chunk_tokens: int = Field(16, ge=1, description="shorter chunks are computed, not stored")
+
+    match: bool = Field(True, description="find stored chunks in prompts that do not mark them")
+    populate: Literal["never", "on_miss"] = Field(
+        "never", description="on_miss: marked chunks that are not stored are encoded after their request's first token")
 
     store_path: Path | None = Field(None, description="folder of the disk tier; none: host RAM only")
     ram_bytes: ByteSize = Field(ByteSize(4 * 2**30), description="budget of the host-RAM tier")

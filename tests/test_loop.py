@@ -102,7 +102,7 @@ def start():
             made.append(Engine(**options))
             return made[0]
 
-        loop = EngineLoop(make)
+        loop = EngineLoop(make, Engine.has_unfinished_requests)
         loops.append((loop, made))
         loop.start()
         return loop, made[0]
@@ -299,7 +299,7 @@ def test_an_engine_that_cannot_be_made_says_so_at_the_start_and_refuses_the_rest
     def fail():
         raise RuntimeError("no such model")
 
-    loop = EngineLoop(fail)
+    loop = EngineLoop(fail, Engine.has_unfinished_requests)
     with pytest.raises(RuntimeError, match="no such model"):
         loop.start()
     with pytest.raises(EngineClosedError):
@@ -308,7 +308,7 @@ def test_an_engine_that_cannot_be_made_says_so_at_the_start_and_refuses_the_rest
 
 
 def test_a_loop_that_was_never_started_can_be_closed():
-    EngineLoop(Engine).close()
+    EngineLoop(Engine, Engine.has_unfinished_requests).close()
 
 
 # Death.
@@ -435,7 +435,7 @@ def test_a_closed_loop_keeps_nothing_of_its_engine(dies, monkeypatch):
         made.append(weakref.ref(engine))
         return engine
 
-    loop = EngineLoop(make)
+    loop = EngineLoop(make, Engine.has_unfinished_requests)
     loop.start()
     ticket = loop.submit(2, None)
     if dies:

@@ -1,4 +1,4 @@
-"""The worker half's work: score, select and blend for requests, encode for the store."""
+"""The worker half's work for requests: score, select, blend."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from blendrag.config import BlendConfig
-from blendrag.errors import StoreError
 from blendrag.policies import Attention, Deviation, Full, Layout, Policy, make_policy
 from blendrag.runtime.context import Context
+from blendrag.runtime.entries import Entries
 from blendrag.runtime.forward import Forward
-from blendrag.runtime.lanes import AttentionLane, BlendLane, DeviationLane, EncodeLane
-from blendrag.runtime.messages import BlendJob, BlendReport, ModelFacts, Placement
+from blendrag.runtime.lanes import AttentionLane, BlendLane, DeviationLane
+from blendrag.runtime.messages import BlendJob, BlendReport
 from blendrag.runtime.model import BlendModel
-from blendrag.store import ChunkStore, KVEntry, entry_key, prefix_digest
-from blendrag.store.keys import NEUTRAL
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +36,13 @@ class _Work:
 
 
 class Blender:
-    """Blends and encodes with the model vLLM loaded.  Runs in the worker, between vLLM's own forwards."""
+    """Blends with the model vLLM loaded.  Runs in the worker, between vLLM's own forwards."""
 
-    def __init__(self, model: BlendModel, store: ChunkStore, config: BlendConfig) -> None:
+    def __init__(self, model: BlendModel, forward: Forward, entries: Entries) -> None:
         self.model = model
-        self.store = store
-        self.config = config
-        self.forward = Forward(model)
-        self.facts = ModelFacts(model.fingerprint, len(model.layers))
+        self.forward = forward
+        self.entries = entries
+        self._ranks = entries.ranks
 
     def blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
         """Fills the jobs' blocks in the paged cache, the rows of all jobs together in one forward.
@@ -68,44 +64,8 @@ class Blender:
         block_size = self.model.layers[0].block_size
         return set(job.block_ids[0][job.write_from // block_size : len(job.token_ids) // block_size + 1])
 
-    def encode(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
-               neutral: bool) -> list[tuple[str, bool]]:
-        """Computes chunks behind a prefix, each on its own, and stores what is not stored yet.
-
-        Args:
-            chunks: token ids of each chunk.
-            prefix_ids: tokens before each chunk; stored too, as the exact entry of that prefix.
-            neutral: the prefix only gives the attention a place to sink; file the chunks as the
-                variant that serves any prompt.
-
-        Returns:
-            `(key, newly computed)` of each chunk.
-        """
-        keys = self._keys(chunks, prefix_ids, neutral)
-        present = self.store.present(keys)
-        missing = {key: ids for key, ids in zip(keys, chunks, strict=True) if key not in present}
-        if missing:
-            prefix = self._prefix(prefix_ids)
-            lanes = {key: EncodeLane(prefix, self._tensor(ids)) for key, ids in missing.items()}
-            self.forward.run(list(lanes.values()))
-            digest = _variant(prefix_ids, neutral)
-            for key, lane in lanes.items():
-                self._put(key, lane.entry(), prefix=digest, ids=missing[key])
-        return [(key, key in missing) for key in keys]
-
-    def stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
-        """Which chunks `encode` would find stored."""
-        keys = self._keys(chunks, prefix_ids, neutral)
-        present = self.store.present(keys)
-        return [key in present for key in keys]
-
-    def _keys(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[str]:
-        digest = _variant(prefix_ids, neutral)
-        return [self._key(digest, ids) for ids in chunks]
-
     def _blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
-        keep_bytes = self._spare_bytes() // len(jobs)
-        works = [self._load(job, keep_bytes) for job in jobs]
+        works = self._load(jobs)
         self._score(works)
         started = time.perf_counter()
         lanes = [self._lane(work) for work in works]
@@ -116,21 +76,23 @@ class Blender:
             work.report.blend_s = seconds
         return [work.report for work in works]
 
-    def _load(self, job: BlendJob, keep_bytes: int) -> _Work:
+    def _load(self, jobs: Sequence[BlendJob]) -> list[_Work]:
         started = time.perf_counter()
-        report = BlendReport()
-        entries: list[tuple[Placement, KVEntry]] = []
-        for placement in job.placements:
-            entry = self._get(placement.key)
-            if entry is None:
-                report.damaged.append(placement.key)
-            else:
-                entries.append((placement, entry))
-        policy = make_policy(job.policy)
-        useful = policy.evidence(len(self.model.layers)) is not None or self.model.device.type == "cuda"
-        context = Context(self.model, len(job.token_ids), entries, keep_bytes if useful else 0)
-        report.load_s = time.perf_counter() - started
-        return _Work(job, policy, report, context, self._tensor(job.token_ids))
+        keep_bytes = self._spare_bytes() // len(jobs)
+        keys = list(dict.fromkeys(placement.key for job in jobs for placement in job.placements))
+        entries = dict(zip(keys, self.entries.get(keys), strict=True))
+        works = []
+        for job in jobs:
+            had = [(placement, entry) for placement in job.placements if (entry := entries[placement.key]) is not None]
+            report = BlendReport(damaged=[p.key for p in job.placements if entries[p.key] is None])
+            policy = make_policy(job.policy)
+            useful = policy.evidence(len(self.model.layers)) is not None or self.model.device.type == "cuda"
+            context = Context(self.model, len(job.token_ids), had, keep_bytes if useful else 0)
+            works.append(_Work(job, policy, report, context, self._tensor(job.token_ids)))
+        seconds = time.perf_counter() - started
+        for work in works:
+            work.report.load_s = seconds
+        return works
 
     def _score(self, works: Sequence[_Work]) -> None:
         """Runs the scoring passes, requests that need the same evidence together."""
@@ -141,10 +103,7 @@ class Blender:
                 groups.setdefault(evidence, []).append(work)
         for evidence, members in groups.items():
             started = time.perf_counter()
-            lanes: list[AttentionLane | DeviationLane] = [
-                AttentionLane(work.context, work.ids, min(work.job.question_start, len(work.ids) - 1), evidence)
-                if isinstance(evidence, Attention) else DeviationLane(work.context, work.ids, evidence)
-                for work in members]
+            lanes = [self._evidence_lane(work, evidence) for work in members]
             self.forward.run(lanes)
             self._synchronize()
             seconds = time.perf_counter() - started
@@ -154,6 +113,12 @@ class Blender:
                     work.needed = lane.positions  # their KV in the context is the scoring pass's: compute it anew
                 work.report.score_s = seconds
                 work.report.row_layers += len(lane.positions) * lane.depth
+
+    def _evidence_lane(self, work: _Work, evidence: Attention | Deviation) -> AttentionLane | DeviationLane:
+        if isinstance(evidence, Deviation):
+            return DeviationLane(work.context, work.ids, evidence, self._ranks)
+        question_start = min(work.job.question_start, len(work.ids) - 1)
+        return AttentionLane(work.context, work.ids, question_start, evidence, self._ranks)
 
     def _lane(self, work: _Work) -> BlendLane:
         stored = work.context.stored
@@ -169,38 +134,12 @@ class Blender:
         if work.needed is not None:
             rows[work.needed] = True
         rows[-1] = True  # a pass needs a row
+        rows = self._ranks.first(rows)
         count = int(rows.sum())
         work.report.recomputed = int((rows & stored).sum())
         work.report.reused = int(stored.sum()) - work.report.recomputed
         work.report.row_layers += count * len(self.model.layers)
         return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids)
-
-    def _prefix(self, ids: Sequence[int]) -> Context:
-        """The context of a prefix, computed and stored where it is not stored yet."""
-        if not ids:
-            return Context(self.model, 0, ())
-        key = self._key(prefix_digest(()), ids)
-        entry = self._get(key)
-        if entry is None:
-            lane = EncodeLane(Context(self.model, 0, ()), self._tensor(ids))
-            self.forward.run([lane])
-            entry = lane.entry()
-            self._put(key, entry)  # without ids: a system prompt shall not be found in the middle of another prompt
-        return Context(self.model, len(ids), [(Placement(0, len(ids), key, exact=True), entry)])
-
-    def _key(self, digest: bytes, ids: Sequence[int]) -> str:
-        return entry_key(self.model.fingerprint, self.config.namespace, digest, ids)
-
-    def _get(self, key: str) -> KVEntry | None:
-        try:
-            return self.store.get(key)
-        except StoreError as error:
-            logger.warning("a stored chunk cannot be read, computing it: %s", error)
-            return None
-
-    def _put(self, key: str, entry: KVEntry, prefix: bytes | None = None, ids: Sequence[int] | None = None) -> None:
-        self.store.put(key, entry, fingerprint=self.model.fingerprint, namespace=self.config.namespace,
-                       prefix=prefix, ids=ids)
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
@@ -216,7 +155,3 @@ class Blender:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()
 
-
-def _variant(prefix_ids: Sequence[int], neutral: bool) -> bytes:
-    """The digest of what chunks are encoded behind."""
-    return NEUTRAL if neutral else prefix_digest(prefix_ids)

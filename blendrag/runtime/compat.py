@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
 if TYPE_CHECKING:
@@ -20,3 +21,15 @@ def token_prompt(ids: list[int], cache_salt: str | None) -> dict[str, Any]:
     """A prompt of token ids as vLLM's engine takes it."""
     prompt: dict[str, Any] = {"prompt_token_ids": ids}
     return prompt | ({"cache_salt": cache_salt} if cache_salt else {})
+
+
+def load_tokenizer(model_config: Any) -> Any:
+    """The model's Hugging Face tokenizer; None where the engine runs without one."""
+    if model_config.skip_tokenizer_init:
+        return None
+    return cached_tokenizer_from_config(model_config)
+
+
+def busy(engine: Any) -> bool:
+    """Whether an `LLMEngine` in this process has anything to do: requests, or work of its connector."""
+    return bool(engine.has_unfinished_requests() or engine.engine_core.engine_core.scheduler.has_requests())

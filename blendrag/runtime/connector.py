@@ -21,11 +21,16 @@ from vllm.platforms import current_platform
 
 from blendrag.config import BlendConfig
 from blendrag.runtime.blender import Blender
-from blendrag.runtime.compat import hash_block_size
+from blendrag.runtime.compat import hash_block_size, load_tokenizer
+from blendrag.runtime.encoder import Encoder
+from blendrag.runtime.marks import MARKS, marks_of
 from blendrag.runtime.messages import BlendJob, BlendMetadata, BlendReport, BlendReports, ModelFacts
 from blendrag.runtime.planner import Plan, Planner
+from blendrag.runtime.populator import Populator
 from blendrag.runtime.salt import salt_block_hashes
 from blendrag.store import ChunkStore, open_store
+from blendrag.store.keys import NEUTRAL
+from blendrag.tokens import SegmentTokenizer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -38,10 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MARKS = "blend"
-"""Key of `kv_transfer_params` under which a request's chunk marks travel in and its statistics travel out."""
-
-
 class BlendConnector(KVConnectorBase_V1, SupportsHMA):
     """Blends stored chunks into prompts; see docs/design.md."""
 
@@ -53,12 +54,20 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         self.store: ChunkStore = open_store(
             self.config.store_path, self.config.ram_bytes, pin_memory=current_platform.is_cuda(), name=store_name)
         self.planner = Planner(self.config, self.store)
+        self.populator = Populator(lambda ids: self.planner.key(NEUTRAL, ids), self.planner.present)
         self.blender: Blender | None = None
+        self.encoder: Encoder | None = None
+        self._delimiter_ids: list[int] = []
+        self._sink_ids: list[int] = []
+        if role is KVConnectorRole.SCHEDULER and (tokenizer := load_tokenizer(vllm_config.model_config)) is not None:
+            tokens = SegmentTokenizer(tokenizer)
+            self._delimiter_ids, self._sink_ids = tokens.text_ids(self.config.delimiter), tokens.sink_ids
         self._plans: dict[str, Plan] = {}
         self._jobs: list[BlendJob] = []
         self._pending: dict[str, tuple[Plan, dict[str, Any]]] = {}
         self._reports: dict[str, BlendReport] = {}
         self._failed_blocks: set[int] = set()
+        self._encoded = 0
         self._shut_down = False
 
     # Scheduler half.
@@ -69,14 +78,18 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         self.planner.facts = facts
 
     def on_new_request(self, request: Request) -> None:
-        marks = (request.kv_transfer_params or {}).get(MARKS)
+        marks = marks_of(request, self._delimiter_ids)
         if marks is None:
             return
-        plan = self.planner.plan(request, marks)
+        plan = self.planner.plan(request, marks.spans, marks.policy)
+        if plan is None:
+            return
         self._plans[request.request_id] = plan
         if plan.placements:
             block_size = hash_block_size(self._vllm_config, self._kv_cache_config)
             salt_block_hashes(request, plan.exact_tokens, block_size, plan.salt)
+        if plan.missing and self.config.populate == "on_miss" and self._sink_ids:
+            self.populator.add(request, plan.missing)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         plan = self._plans.get(request.request_id)
@@ -102,12 +115,17 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         jobs, self._jobs = self._jobs, []
-        return BlendMetadata(jobs)
+        return BlendMetadata(jobs, self.populator.take(scheduler_output), self._sink_ids)
+
+    def has_pending_push_work(self) -> bool:
+        return self.populator.pending
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         found = connector_output.kv_connector_worker_meta
         if not isinstance(found, BlendReports):
             return
+        if found.encoded:
+            self.populator.done()
         for request_id, report in found.reports.items():
             if request_id in self._plans:
                 self._reports[request_id] = report
@@ -134,19 +152,28 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Worker half.
 
-    def attach(self, blender: Blender) -> None:
+    def attach(self, blender: Blender, encoder: Encoder) -> None:
         """Gives the worker half the model; called by the worker once it is loaded."""
-        self.blender = blender
+        self.blender, self.encoder = blender, encoder
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return self.blender.facts if self.blender else None
+        if self.blender is None:
+            return None
+        entries = self.blender.entries
+        return ModelFacts(entries.fingerprint, len(self.blender.model.layers), entries.ranks.size)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
-        if not metadata.jobs:
+        if not metadata.jobs and not metadata.encode:
             return
         assert self.blender is not None, "the engine must run with worker_cls=blendrag.runtime.worker.BlendWorker"
+        assert self.encoder is not None
+        if metadata.encode:
+            self.encoder.populate(metadata.encode, metadata.sink_ids)
+            self._encoded += len(metadata.encode)
+        if not metadata.jobs:
+            return
         for job, report in zip(metadata.jobs, self.blender.blend(metadata.jobs), strict=True):
             self._reports[job.request_id] = report
             if report.failure:
@@ -160,7 +187,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         reports, self._reports = self._reports, {}
-        return BlendReports(reports) if reports else None
+        encoded, self._encoded = self._encoded, 0
+        return BlendReports(reports, encoded) if reports or encoded else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a blend pass is complete when `start_load_kv` returns."""
@@ -172,7 +200,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to save."""
 
     def shutdown(self) -> None:
-        self.blender = None
+        self.blender = self.encoder = None
         if not self._shut_down:
             self._shut_down = True
             self.store.close()

@@ -115,5 +115,5 @@ class Context:
         return rotation.apply(keys, *self._angles[id(rotation)])
 
     def _fetch(self, tensor: torch.Tensor, index: int, placement: Placement) -> torch.Tensor:
-        piece = tensor[index, : placement.end - placement.start]
+        piece = tensor[index, placement.offset : placement.offset + placement.end - placement.start]
         return piece.to(self.model.device, self.model.dtype, non_blocking=True)

@@ -9,6 +9,7 @@ from blendrag.runtime.attention import Rows, attend, scores
 from blendrag.runtime.context import Context
 from blendrag.runtime.forward import Lane, Part
 from blendrag.runtime.model import BlendModel, Layer
+from blendrag.runtime.ranks import Ranks
 from blendrag.store import KVEntry
 
 _LEAD = 64
@@ -67,7 +68,8 @@ class BlendLane(_ContextLane):
 class AttentionLane(_ContextLane):
     """Measures how much the question's rows attend to each token; see `blendrag.policies.Attention`."""
 
-    def __init__(self, context: Context, ids: torch.Tensor, question_start: int, evidence: Attention) -> None:
+    def __init__(self, context: Context, ids: torch.Tensor, question_start: int, evidence: Attention,
+                 ranks: Ranks) -> None:
         # Attention needs the prompt's first tokens (its sink); where they are not stored they are rows too.
         mask = torch.zeros_like(context.stored)
         mask[question_start:] = True
@@ -76,6 +78,7 @@ class AttentionLane(_ContextLane):
         super().__init__(context, ids, mask, valid=context.stored | mask)
         self._question_start = question_start
         self._evidence = evidence
+        self._ranks = ranks
         self.depth = evidence.layers[-1] + 1
         self.scores = torch.zeros(context.tokens, device=context.model.device)
         self._sum = torch.zeros_like(self.scores)
@@ -109,17 +112,19 @@ class AttentionLane(_ContextLane):
     def _measure(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, layer: Layer) -> None:
         for at in range(0, len(q), _SCORED_ROWS):
             piece = slice(at, at + _SCORED_ROWS)
-            weights = scores(q[piece], k, mask[piece], scale=layer.scale, soft_cap=layer.soft_cap).mean(0)
+            weights = scores(q[piece], k, mask[piece], scale=layer.scale, soft_cap=layer.soft_cap).sum(0)
+            weights = self._ranks.total(weights) / (len(q[0]) * self._ranks.size)
             self._sum += weights.square().sum(0) if self._evidence.over_rows == "norm" else weights.sum(0)
 
 
 class DeviationLane(_ContextLane):
     """Computes all rows up to the check layer and compares; see `blendrag.policies.Deviation`."""
 
-    def __init__(self, context: Context, ids: torch.Tensor, evidence: Deviation) -> None:
+    def __init__(self, context: Context, ids: torch.Tensor, evidence: Deviation, ranks: Ranks) -> None:
         super().__init__(Context(context.model, context.tokens, ()), ids, torch.ones_like(context.stored))
         self._stored = context
         self._evidence = evidence
+        self._ranks = ranks
         self.depth = evidence.layer + 1
         self.scores = torch.zeros(context.tokens, device=context.model.device)
 
@@ -129,7 +134,8 @@ class DeviationLane(_ContextLane):
         if index == self._evidence.layer:
             stored_k, stored_v = self._stored.layer(index)
             fresh, stored = (k, stored_k) if self._evidence.of == "k" else (v, stored_v)
-            self.scores[positions] = (fresh.float() - stored[positions].float()).square().sum((1, 2))
+            self.scores[positions] = self._ranks.total(
+                (fresh.float() - stored[positions].float()).square().sum((1, 2)))
             return None
         all_k, all_v = self.context.merged(index, part, positions, k, v)
         return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,

@@ -12,13 +12,13 @@ import itertools
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from blendrag.errors import BlendError, EngineClosedError
+from blendrag.requests import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +30,9 @@ class Ticket:
 
     def __init__(self, loop: EngineLoop, request_id: str) -> None:
         self.request_id = request_id
-        self.submitted = time.perf_counter()
-        self.first_token_s = 0.0
+        self.progress = Progress()
         self._loop = loop
         self._outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._samples: dict[int, Any] = {}
         self._ended = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -57,12 +55,8 @@ class Ticket:
 
     def deliver(self, output: Any) -> None:
         """Called by the owner thread with an output or an exception."""
-        if not self.first_token_s:
-            self.first_token_s = time.perf_counter() - self.submitted
         if not isinstance(output, BaseException):
-            # vLLM reports each of n samples on its own.
-            self._samples |= {sample.index: sample for sample in output.outputs}
-            output.outputs = [self._samples[index] for index in sorted(self._samples)]
+            self.progress.see(output)
         self._outputs.put(output)
 
 
@@ -71,10 +65,12 @@ class EngineLoop:
 
     Args:
         make_engine: builds the engine; called on the owner thread.
+        busy: whether the engine must be stepped.
     """
 
-    def __init__(self, make_engine: Callable[[], Any]) -> None:
+    def __init__(self, make_engine: Callable[[], Any], busy: Callable[[Any], bool]) -> None:
         self._make_engine = make_engine
+        self._busy = busy
         self._commands: queue.SimpleQueue[Callable[[Any], None] | None] = queue.SimpleQueue()
         self._tickets: dict[str, Ticket] = {}
         self._numbers = itertools.count()
@@ -154,7 +150,7 @@ class EngineLoop:
             engine = self._make_engine()
             self._started.set_result(None)
             while self._obey(engine):
-                if engine.has_unfinished_requests():
+                if self._busy(engine):
                     self._step(engine)
         except BaseException as error:
             logger.debug("engine thread ended", exc_info=True)
@@ -177,7 +173,7 @@ class EngineLoop:
 
     def _obey(self, engine: Any) -> bool:
         """Runs waiting commands, and waits for one where there is nothing else to do; False to end."""
-        idle = not engine.has_unfinished_requests()
+        idle = not self._busy(engine)
         while True:
             try:
                 command = self._commands.get(block=idle)

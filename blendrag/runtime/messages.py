@@ -16,13 +16,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 class Placement:
     """A stored entry and the prompt positions `[start, end)` it stands in for.
 
-    `exact` where the entry was encoded behind the very tokens that precede it here.
+    `exact` where the entry was encoded behind the very tokens that precede it here.  `offset` is the entry's token
+    that stands at `start`: where the tokenizer merged a chunk's edge with its neighbour, the edge is left out.
     """
 
     start: int
     end: int
     key: str
     exact: bool
+    offset: int = 0
 
 
 @dataclass
@@ -66,16 +68,19 @@ class BlendReport:
 
 @dataclass
 class BlendMetadata(KVConnectorMetadata):
-    """Scheduler to worker: the jobs of this step."""
+    """Scheduler to worker: the jobs of this step, and chunks to encode for later ones, behind an attention sink."""
 
     jobs: list[BlendJob] = field(default_factory=list)
+    encode: list[list[int]] = field(default_factory=list)
+    sink_ids: list[int] = field(default_factory=list)
 
 
 @dataclass
 class BlendReports(KVConnectorWorkerMetadata):
-    """Worker to scheduler: reports by request id."""
+    """Worker to scheduler: reports by request id, and how many chunks of `BlendMetadata.encode` are done with."""
 
     reports: dict[str, BlendReport] = field(default_factory=dict)
+    encoded: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> BlendReports:
         """All ranks pick the same rows, so the first rank's report stands; a failure anywhere counts."""
@@ -83,7 +88,7 @@ class BlendReports(KVConnectorWorkerMetadata):
         for request_id, report in other.reports.items():
             mine = self.reports.setdefault(request_id, report)
             mine.failure = mine.failure or report.failure
-        return self
+        return self  # every rank encodes the same chunks
 
 
 @dataclass
@@ -93,7 +98,9 @@ class ModelFacts(KVConnectorHandshakeMetadata):
     Attributes:
         fingerprint: identifies the weights, dtype, rope and tensor-parallel layout that KV belongs to.
         num_layers: attention layers.
+        ranks: tensor-parallel ranks, each of which keeps its own heads.
     """
 
     fingerprint: str
     num_layers: int
+    ranks: int = 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from blake3 import blake3
 
 from blendrag.config import BlendConfig
@@ -16,9 +17,11 @@ from blendrag.policies import Policy
 from blendrag.runtime.messages import BlendReport, ModelFacts, Placement
 from blendrag.stats import BlendStats, ChunkStats
 from blendrag.store import ChunkStore, entry_key, prefix_digest
-from blendrag.store.keys import NEUTRAL
+from blendrag.store.index import Match
+from blendrag.store.keys import NEUTRAL, PrefixHasher, rank_keys
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
@@ -26,104 +29,104 @@ logger = logging.getLogger(__name__)
 _MIN_QUESTION = 8
 _LAST_TOKENS = 32
 
+Span = tuple[int, int]
+
 
 @dataclass
 class Plan:
     """What a request will reuse, and what is known of it so far.
 
-    `keys` names the stored entry of each chunk in `stats.chunks`; empty where there is none.
+    Attributes:
+        keys: the stored entry of each chunk in `stats.chunks`; empty where there is none.
+        missing: the marked chunks that are not stored, as token ids.
     """
 
     policy: Policy
-    placements: list[Placement]
-    question_start: int
-    exact_tokens: int
-    salt: bytes
     stats: BlendStats
+    placements: list[Placement] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    missing: list[list[int]] = field(default_factory=list)
+    question_start: int = 0
+    exact_tokens: int = 0
+    salt: bytes = b""
 
 
 class Planner:
-    """Finds stored chunks in marked prompts and turns worker reports into statistics."""
+    """Finds stored chunks in prompts and turns worker reports into statistics."""
 
     def __init__(self, config: BlendConfig, store: ChunkStore) -> None:
         self.config = config
         self.store = store
         self.facts: ModelFacts | None = None
 
-    def plan(self, request: Request, marks: dict[str, Any]) -> Plan:
-        """The plan of a request whose prompt marks its chunks.
+    def plan(self, request: Request, spans: Sequence[Sequence[int]] = (),
+             policy: Mapping[str, Any] | None = None) -> Plan | None:
+        """The plan of a request; None for one that has nothing to do with chunks.
 
         Args:
-            marks: {"spans": [[start, end], ...], "policy": settings}, see `blendrag.engine`.
+            spans: `[start, end)` of each chunk that the prompt marks.  Stored chunks elsewhere in the prompt
+                are found by their tokens.
+            policy: settings for this request.
         """
-        ids = request.prompt_token_ids or []
+        ids = np.asarray(request.prompt_token_ids or [], np.int64)
         try:
-            policy = self.config.make_policy(**marks.get("policy", {}))
-            spans = _clean_spans(marks.get("spans", []), len(ids))
+            chosen = self.config.make_policy(**(policy or {}))
+            marked = _clean_spans(spans, len(ids))
         except (AttributeError, TypeError, ValueError, OverflowError, ConfigError) as error:
             # Marks come from clients, and this runs on the scheduler's thread.
             logger.warning("request %s has marks that make no sense, prefilling in full: %s", request.request_id, error)
-            policy, spans = self.config.make_policy(), []
-        chunks = [ChunkStats(start, end - start) for start, end in spans]
-        stats = BlendStats(policy=policy.name, prompt_tokens=len(ids), chunks=chunks)
-        plan = Plan(policy, [], _question_start(spans, len(ids)), 0, b"", stats)
+            return None
+        plan = Plan(chosen, BlendStats(policy=chosen.name, prompt_tokens=len(ids)))
         if reason := _refusal(request):
-            for chunk in chunks:
-                chunk.reason = reason
-            return plan
-        self._place(plan, ids, spans)
-        if not any(chunk.reused for chunk in chunks):
-            plan.placements.clear()
-        else:
+            plan.stats.chunks = [ChunkStats(start, end - start, reason=reason) for start, end in marked]
+            return plan if marked else None
+        finder = _Finder(self, ids, marked)
+        finder.place(plan)
+        if not plan.stats.chunks:
+            return None
+        plan.question_start = _question_start(plan.stats.chunks[-1], len(ids))
+        if any(chunk.reused for chunk in plan.stats.chunks):
             plan.exact_tokens = _exact_tokens(plan.placements)
             plan.salt = self._salt(plan, ids)
+        else:
+            plan.placements.clear()
         return plan
 
-    def _place(self, plan: Plan, ids: list[int], spans: list[tuple[int, int]]) -> None:
-        """Looks the shared prefix and each chunk up.
-
-        A chunk encoded behind this prompt's own prefix is preferred; the neutral variant serves any prompt.
-        """
-        limit = len(ids) - 1  # the last token is vLLM's
-        first = spans[0][0] if spans else 0
-        digest = prefix_digest(ids[:first])
-        prefix_key = self._key(prefix_digest(()), ids[:first])
-        variants = [[self._key(d, ids[start:end]) for d in (digest, NEUTRAL)] for start, end in spans]
-        present = self._present([prefix_key, *(key for keys in variants for key in keys)])
-        if first and prefix_key in present:
-            plan.placements.append(Placement(0, min(first, limit), prefix_key, exact=True))
-        for (start, end), keys, chunk in zip(spans, variants, plan.stats.chunks, strict=True):
-            found = next((key for key in keys if key in present), "")
-            plan.keys.append(found)
-            if end - start < self.config.min_chunk_tokens:
-                chunk.reason = "too short"
-            elif not found:
-                chunk.reason = "not stored"
-            elif start == limit:
-                chunk.reason = "too short"
-            else:
-                chunk.reused, chunk.exact = True, start == first and found == keys[0]
-                plan.placements.append(Placement(start, min(end, limit), found, chunk.exact))
-
-    def _present(self, keys: list[str]) -> set[str]:
+    def present(self, keys: Collection[str]) -> set[str]:
+        """Those of `keys` that every rank has stored."""
+        assert self.facts is not None
+        ranks = {key: rank_keys(key, self.facts.ranks) for key in keys}
         try:
-            return self.store.present(keys)
+            found = self.store.present([known for many in ranks.values() for known in many])
         except StoreError as error:
             logger.warning("the store cannot be asked, prefilling in full: %s", error)
             return set()
+        return {key for key, many in ranks.items() if found.issuperset(many)}
 
-    def _key(self, digest: bytes, ids: Sequence[int]) -> str:
+    def matches(self, ids: npt.NDArray[np.int64]) -> list[Match]:
+        """Stored chunks in token ids, wherever they are."""
+        assert self.facts is not None
+        if not self.config.match:
+            return []
+        try:
+            return self.store.find(ids, fingerprint=self.facts.fingerprint, namespace=self.config.namespace)
+        except StoreError as error:
+            logger.warning("the store cannot be searched, prefilling in full: %s", error)
+            return []
+
+    def key(self, digest: bytes, ids: npt.NDArray[np.int64] | Sequence[int]) -> str:
+        """The name of a chunk's entry behind a prefix."""
         assert self.facts is not None
         return entry_key(self.facts.fingerprint, self.config.namespace, digest, ids)
 
     @staticmethod
-    def _salt(plan: Plan, ids: list[int]) -> bytes:
+    def _salt(plan: Plan, ids: npt.NDArray[np.int64]) -> bytes:
         """Names all that the approximate KV of this prompt depends on besides the tokens before it."""
-        parts: list[Any] = [plan.policy.settings(), [(p.start, p.end, p.key) for p in plan.placements]]
+        placed = [(p.start, p.end, p.offset, p.key) for p in plan.placements]
+        salt = blake3(repr([plan.policy.settings(), placed]).encode())
         if plan.policy.evidence(num_layers=2) is not None:
-            parts += [ids, plan.question_start]  # rows chosen by evidence depend on the whole prompt
-        return blake3(repr(parts).encode()).digest(16)
+            salt.update(ids.tobytes()).update(str(plan.question_start).encode())
+        return salt.digest(16)
 
     def conclude(self, plan: Plan, report: BlendReport | None) -> BlendStats:
         """The request's statistics; `report` is None where no blend pass ran for it."""
@@ -145,6 +148,92 @@ class Planner:
         return stats
 
 
+class _Finder:
+    """Places the stored chunks of one prompt.
+
+    A chunk encoded behind the very tokens that precede it here is exact.  Next comes the variant encoded behind
+    this prompt's own prefix, the tokens before its first chunk; the neutral variant serves any prompt.
+    """
+
+    def __init__(self, planner: Planner, ids: npt.NDArray[np.int64], marked: list[Span]) -> None:
+        self.planner = planner
+        self.ids = ids
+        self.limit = len(ids) - 1  # the last token is vLLM's
+        self.marked = marked
+        self.matches = [match for match in planner.matches(ids[: self.limit])
+                        if match.end - match.start >= planner.config.min_chunk_tokens]
+        self._hasher = PrefixHasher(ids)
+        self._digests: dict[int, bytes] = {}
+
+    def place(self, plan: Plan) -> None:
+        first = self._first()
+        wanted = {span: self._variants(span, first) for span in self.marked}
+        prefix_key = self.planner.key(prefix_digest(()), self.ids[:first])
+        for match in self.matches:
+            known = [match.variants[d] for d in self._fitting(match.start, first, match.offset) if d in match.variants]
+            wanted.setdefault((match.start, match.end), known)
+        present = self.planner.present([prefix_key, *(key for keys in wanted.values() for key in keys)])
+        if first and prefix_key in present:
+            plan.placements.append(Placement(0, min(first, self.limit), prefix_key, exact=True))
+        taken = np.zeros(len(self.ids), bool)
+        taken[:first] = True
+        found: list[tuple[ChunkStats, str]] = []
+        for span in self.marked:
+            key = next((key for key in wanted[span] if key in present), "")
+            chunk = self._marked_chunk(plan, span, key)
+            if chunk.reused:
+                chunk.exact = key == wanted[span][0]
+                taken[span[0] : span[1]] = True
+                plan.placements.append(Placement(span[0], min(span[1], self.limit), key, chunk.exact))
+            found.append((chunk, key))
+        for match in self.matches:
+            key = next((key for key in wanted[match.start, match.end] if key in present), "")
+            if key and not taken[match.start : match.end].any():
+                exact = match.offset == 0 and key == match.variants.get(self._digest(match.start))
+                found.append((ChunkStats(match.start, match.end - match.start, reused=True, exact=exact), key))
+                plan.placements.append(Placement(match.start, match.end, key, exact, match.offset))
+        found.sort(key=lambda item: (item[0].start, -item[0].tokens))
+        plan.stats.chunks = [chunk for chunk, _ in found]
+        plan.keys = [key for _, key in found]
+        plan.placements.sort(key=lambda placement: placement.start)
+
+    def _first(self) -> int:
+        """Where the first chunk begins: what stands before it is this prompt's prefix."""
+        starts = [span[0] for span in self.marked[:1]]
+        for match in self.matches:
+            if NEUTRAL in match.variants or self._digest(match.start) in match.variants:
+                starts.append(match.start)
+                break
+        return min(starts, default=0)
+
+    def _variants(self, span: Span, first: int) -> list[str]:
+        """The keys that would serve a marked chunk, the best first; the first one is exact."""
+        ids = self.ids[span[0] : span[1]]
+        return [self.planner.key(digest, ids) for digest in self._fitting(span[0], first)]
+
+    def _fitting(self, start: int, first: int, offset: int = 0) -> list[bytes]:
+        """Digests of the prefixes that a chunk at `start` may have been encoded behind, the best first."""
+        behind = {first, self.marked[0][0]} if self.marked else {first}
+        places = ([start] if offset == 0 else []) + sorted(behind - {start})
+        return [*map(self._digest, places), NEUTRAL]
+
+    def _marked_chunk(self, plan: Plan, span: Span, key: str) -> ChunkStats:
+        chunk = ChunkStats(span[0], span[1] - span[0])
+        if chunk.tokens < self.planner.config.min_chunk_tokens or span[0] == self.limit:
+            chunk.reason = "too short"
+        elif not key:
+            chunk.reason = "not stored"
+            plan.missing.append(self.ids[span[0] : span[1]].tolist())
+        else:
+            chunk.reused = True
+        return chunk
+
+    def _digest(self, end: int) -> bytes:
+        if end not in self._digests:
+            self._digests[end] = self._hasher.digest(end)
+        return self._digests[end]
+
+
 def _refusal(request: Request) -> str:
     """Why a request is prefilled in full whatever is stored; empty where it is not."""
     if request.lora_request is not None:
@@ -164,18 +253,18 @@ def _mark_lost(stats: BlendStats, keys: list[str], lost: set[str], reason: str) 
             chunk.reused, chunk.exact, chunk.reason = False, False, reason
 
 
-def _clean_spans(spans: Sequence[Sequence[int]], length: int) -> list[tuple[int, int]]:
+def _clean_spans(spans: Sequence[Sequence[int]], length: int) -> list[Span]:
     """The spans in order, without empty, overlapping or overlong ones: marks come from clients."""
-    clean: list[tuple[int, int]] = []
+    clean: list[Span] = []
     for start, end in sorted((int(a), int(b)) for a, b in spans):
         if max(0, clean[-1][1] if clean else 0) <= start < end <= length:
             clean.append((start, end))
     return clean
 
 
-def _question_start(spans: list[tuple[int, int]], length: int) -> int:
+def _question_start(last: ChunkStats, length: int) -> int:
     """The text behind the last chunk is the question; where there is next to none, the prompt's last tokens are."""
-    start = spans[-1][1] if spans else 0
+    start = last.start + last.tokens
     return start if length - start >= _MIN_QUESTION else max(0, length - _LAST_TOKENS)
 
 

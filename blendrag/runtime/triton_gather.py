@@ -72,7 +72,7 @@ class Gather:
         for placement, entry in entries:
             count = placement.end - placement.start
             row_bytes = entry.k[0, 0].nbytes
-            rows = torch.arange(count) * row_bytes
+            rows = torch.arange(placement.offset, placement.offset + count) * row_bytes
             k_addresses.append(rows + entry.k.data_ptr())
             v_addresses.append(rows + entry.v.data_ptr())
             steps.append(torch.full((count,), entry.k[0].nbytes))

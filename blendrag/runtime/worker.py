@@ -10,11 +10,13 @@ from vllm.platforms import current_platform
 
 from blendrag.runtime.blender import Blender
 from blendrag.runtime.connector import BlendConnector
+from blendrag.runtime.encoder import Encoder
+from blendrag.runtime.entries import Entries
+from blendrag.runtime.forward import Forward
 from blendrag.runtime.model import BlendModel
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
 
 
 def _platform_worker() -> Any:
@@ -40,21 +42,23 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         connector = get_kv_transfer_group()
         assert isinstance(connector, BlendConnector)
         model = BlendModel(self.model_runner.get_model(), self.vllm_config, kv_cache_config)
-        self._blender: Blender | None = Blender(model, connector.store, connector.config)
-        connector.attach(self._blender)
+        entries = Entries(connector.store, connector.config.namespace, model.fingerprint)
+        forward = Forward(model)
+        self._encoder: Encoder | None = Encoder(model, forward, entries)
+        connector.attach(Blender(model, forward, entries), self._encoder)
 
     def blendrag_encode(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
                         neutral: bool) -> list[tuple[str, bool]]:
-        """`Blender.encode`, for `collective_rpc`."""
-        assert self._blender is not None
-        return self._blender.encode(chunks, prefix_ids, neutral)
+        """`Encoder.encode`, for `collective_rpc`."""
+        assert self._encoder is not None
+        return self._encoder.encode(chunks, prefix_ids, neutral)
 
     def blendrag_stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
-        """`Blender.stored`, for `collective_rpc`."""
-        assert self._blender is not None
-        return self._blender.stored(chunks, prefix_ids, neutral)
+        """`Encoder.stored`, for `collective_rpc`."""
+        assert self._encoder is not None
+        return self._encoder.stored(chunks, prefix_ids, neutral)
 
     def shutdown(self) -> None:
         """Lets go of the model before vLLM does."""
-        self._blender = None
+        self._encoder = None
         super().shutdown()

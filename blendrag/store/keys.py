@@ -47,6 +47,11 @@ def entry_key(fingerprint: str, namespace: str, prefix: bytes, chunk_ids: TokenI
     return hasher.update(prefix).update(_id_bytes(chunk_ids)).hexdigest()
 
 
+def rank_keys(key: str, ranks: int) -> list[str]:
+    """The names under which the tensor-parallel ranks keep their shares of an entry; the first one is `key` itself."""
+    return [key, *(blake3(f"{key}/{rank}".encode()).hexdigest() for rank in range(1, ranks))]
+
+
 class PrefixHasher:
     """`prefix_digest` of one prompt's beginnings: each token is hashed once as long as they only grow."""
 

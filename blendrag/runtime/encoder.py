@@ -1,0 +1,88 @@
+"""Computes chunks for the store, each on its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from blendrag.runtime.context import Context
+from blendrag.runtime.entries import Entries
+from blendrag.runtime.forward import Forward
+from blendrag.runtime.lanes import EncodeLane
+from blendrag.runtime.messages import Placement
+from blendrag.runtime.model import BlendModel
+from blendrag.store import prefix_digest
+from blendrag.store.keys import NEUTRAL
+
+logger = logging.getLogger(__name__)
+
+
+class Encoder:
+    """Encodes chunks with the model vLLM loaded.  Runs in the worker, between vLLM's own forwards."""
+
+    def __init__(self, model: BlendModel, forward: Forward, entries: Entries) -> None:
+        self.model = model
+        self.forward = forward
+        self.entries = entries
+
+    def encode(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
+               neutral: bool) -> list[tuple[str, bool]]:
+        """Computes chunks behind a prefix and stores what is not stored yet.
+
+        Args:
+            chunks: token ids of each chunk.
+            prefix_ids: tokens before each chunk; stored too, as the exact entry of that prefix.
+            neutral: the prefix only gives the attention a place to sink; file the chunks as the
+                variant that serves any prompt.
+
+        Returns:
+            `(key, newly computed)` of each chunk.
+        """
+        variant = _variant(prefix_ids, neutral)
+        keys = [self.entries.key(variant, ids) for ids in chunks]
+        present = self.entries.present(keys)
+        missing = {key: ids for key, ids in zip(keys, chunks, strict=True) if key not in present}
+        if missing:
+            prefix = self._prefix(prefix_ids)
+            lanes = {key: EncodeLane(prefix, self._tensor(ids)) for key, ids in missing.items()}
+            self.forward.run(list(lanes.values()))
+            for key, lane in lanes.items():
+                self.entries.put(key, lane.entry(), variant, missing[key])
+        return [(key, key in missing) for key in keys]
+
+    def stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
+        """Which chunks `encode` would find stored."""
+        variant = _variant(prefix_ids, neutral)
+        keys = [self.entries.key(variant, ids) for ids in chunks]
+        present = self.entries.present(keys)
+        return [key in present for key in keys]
+
+    def populate(self, chunks: Sequence[Sequence[int]], sink_ids: Sequence[int]) -> None:
+        """`encode` for chunks that requests brought along: nobody waits for them, so a failure is only told."""
+        try:
+            self.encode(chunks, sink_ids, neutral=True)
+        except Exception as error:
+            logger.warning("%d chunks of a request could not be stored: %s", len(chunks), error)
+
+    def _prefix(self, ids: Sequence[int]) -> Context:
+        """The context of a prefix, computed and stored where it is not stored yet."""
+        if not ids:
+            return Context(self.model, 0, ())
+        key = self.entries.key(prefix_digest(()), ids)
+        [entry] = self.entries.get([key])
+        if entry is None:
+            lane = EncodeLane(Context(self.model, 0, ()), self._tensor(ids))
+            self.forward.run([lane])
+            entry = lane.entry()
+            self.entries.put(key, entry)  # without ids: a system prompt shall not be found within another prompt
+        return Context(self.model, len(ids), [(Placement(0, len(ids), key, exact=True), entry)])
+
+    def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
+
+
+def _variant(prefix_ids: Sequence[int], neutral: bool) -> bytes:
+    """The digest of what chunks are encoded behind."""
+    return NEUTRAL if neutral else prefix_digest(prefix_ids)

@@ -1,0 +1,64 @@
+"""What a request says about its chunks: spans of tokens, a delimiter in its text, or nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+MARKS = "blend"
+"""Key of `kv_transfer_params` under which a request's marks travel in and its statistics travel out.
+
+In: `{"spans": [[start, end], ...], "policy": settings}`, both optional, or False for a plain full prefill.
+Out: `BlendStats.to_dict()`.
+"""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Spans `[start, end)` of chunks in token ids, and policy settings; both as the client sent them."""
+
+    spans: Any
+    policy: Any
+
+
+def marks_of(request: Request, delimiter_ids: Sequence[int]) -> Marks | None:
+    """The marks of a request; None for one that shall not be blended.
+
+    Args:
+        delimiter_ids: tokens of the delimiter, which stands between chunks in the prompts of clients that send
+            text and give no spans.
+    """
+    given = (request.kv_transfer_params or {}).get(MARKS)
+    if given is False:
+        return None
+    if isinstance(given, dict) and given.get("spans"):
+        return Marks(given["spans"], given.get("policy"))
+    spans = delimited(request.prompt_token_ids or [], delimiter_ids)
+    return Marks(spans, given.get("policy") if isinstance(given, dict) else None)
+
+
+def delimited(ids: Sequence[int], delimiter_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """What lies between two delimiters in token ids; nothing before the first or behind the last is a chunk."""
+    if not delimiter_ids:
+        return []
+    size = len(delimiter_ids)
+    places: list[int] = []
+    at = _index(ids, delimiter_ids[0], 0)
+    while at >= 0:
+        found = list(ids[at : at + size]) == list(delimiter_ids)
+        if found:
+            places.append(at)
+        at = _index(ids, delimiter_ids[0], at + size if found else at + 1)
+    return [(start + size, end) for start, end in pairwise(places) if start + size < end]
+
+
+def _index(ids: Sequence[int], wanted: int, start: int) -> int:
+    try:
+        return ids.index(wanted, start)
+    except ValueError:
+        return -1

@@ -1,0 +1,50 @@
+"""What requests say about their chunks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.sampling_params import SamplingParams
+
+from blendrag.runtime.marks import Marks, delimited, marks_of
+from tests.helpers import make_request
+
+D = [7, 8]
+
+
+@pytest.mark.parametrize(("ids", "spans"), [
+    ([], []),
+    ([1, 2, 3], []),
+    ([1, 7, 8, 2], []),
+    ([1, 7, 8, 2, 3, 7, 8, 4], [(3, 5)]),
+    ([7, 8, 1, 7, 8, 2, 7, 8], [(2, 3), (5, 6)]),
+    ([7, 8, 7, 8, 1, 7, 8], [(4, 5)]),
+    ([7, 7, 8, 1, 8, 7, 2, 7, 8], [(3, 7)]),
+    ([1, 7], []),
+])
+def test_what_lies_between_two_delimiters_is_a_chunk(ids, spans):
+    assert delimited(ids, D) == spans
+
+
+@given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=1, max_size=6))
+def test_delimited_pieces_come_back(pieces):
+    ids = [token for piece in pieces for token in (*piece, *D)][: -len(D)]
+    assert [ids[start:end] for start, end in delimited(ids, D)] == [piece for piece in pieces[1:-1] if piece]
+
+
+def request(ids, marks=None):
+    transfer = {} if marks is None else {"extra_args": {"kv_transfer_params": {"blend": marks}}}
+    return make_request(ids, sampling_params=SamplingParams(max_tokens=4, **transfer))
+
+
+def test_spans_go_before_delimiters():
+    ids = [1, 7, 8, 2, 3, 7, 8, 4]
+    assert marks_of(request(ids), D) == Marks([(3, 5)], None)
+    assert marks_of(request(ids, {"spans": [[0, 2]]}), D) == Marks([[0, 2]], None)
+    assert marks_of(request(ids, {"policy": {"ratio": 0.3}}), D) == Marks([(3, 5)], {"ratio": 0.3})
+    assert marks_of(request(ids, False), D) is None
+    assert marks_of(request(ids), []) == Marks([], None)
+
+
+@pytest.mark.parametrize("marks", ["marks", [], 7, {}], ids=str)
+def test_marks_that_make_no_sense_are_none(marks):
+    assert marks_of(request([1, 2, 3], marks), D) == Marks([], None)
