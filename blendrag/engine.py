@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from blendrag.config import BlendConfig
-from blendrag.errors import EngineClosedError, PromptError
+from blendrag.errors import EngineClosedError
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy
-from blendrag.prompt import BlendPrompt, Chunk, as_prompt
-from blendrag.stats import BlendStats, EngineStats
+from blendrag.prompt import Chunk
+from blendrag.requests import Prefix, Prompt, Requests, pair
+from blendrag.stats import EngineStats
 from blendrag.store import ChunkStore, open_store
-from blendrag.tokens import SegmentTokenizer, TokenizedPrompt
+from blendrag.tokens import SegmentTokenizer
 
-Prompt = str | BlendPrompt
-
-_ENCODE_BATCH_TOKENS = 8192
 _numbers = itertools.count()
 
 
@@ -49,9 +47,8 @@ class BlendEngine:
         self._lock = threading.RLock()
         self._closed = False
         self._loop: Any = None
-        self._tokens: SegmentTokenizer | None = None
+        self._requests: Requests | None = None
         self._store: ChunkStore | None = None
-        self._max_model_len = 0
 
     # Requests.
 
@@ -75,10 +72,7 @@ class BlendEngine:
             ConfigError: an unknown policy or setting.
             EngineClosedError: the engine was closed.
         """
-        many: list[Prompt] = [prompts] if isinstance(prompts, (str, BlendPrompt)) else list(prompts)
-        params = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * len(many)
-        if len(params) != len(many):
-            raise PromptError(f"{len(many)} prompts came with {len(params)} sampling params: give one, or one for each")
+        many, params = pair(prompts, sampling_params)
         settings = dict(policy=policy, ratio=ratio, **policy_settings)
         tickets = self._submit(many, params, blend, settings, cache_salt, lora_request)
         try:
@@ -105,13 +99,14 @@ class BlendEngine:
 
     # Chunks.
 
-    def encode(self, chunks: Sequence[str | Chunk], prefix: str = "",
+    def encode(self, chunks: Sequence[str | Chunk], prefix: Prefix = "",
                on_progress: Callable[[int, int], None] | None = None) -> list[EncodedChunk]:
         """Computes the KV of chunks and stores what is not stored yet.
 
         Args:
             chunks: texts, each exactly as it will stand in prompts.
-            prefix: the text before the first chunk in the prompts to come (`BlendPrompt.prefix`).
+            prefix: the text before the first chunk in the prompts to come (`BlendPrompt.prefix`), or one
+                of these prompts, which also says whether the tokenizer adds its own tokens (BOS).
                 Chunks encoded behind it are exact when they come first.  Empty: the neutral
                 variant, which serves any prompt.
             on_progress: called with (chunks done, chunks in all).
@@ -120,43 +115,22 @@ class BlendEngine:
             StoreError: the store cannot be written.
             PromptError: prefix and chunk are longer than the model takes.
         """
-        ids = [self.tokens.chunk_ids(c.text if isinstance(c, Chunk) else c) for c in chunks]
-        prefix_ids, neutral = self._prefix(prefix)
-        for number, chunk in enumerate(ids):
-            if len(prefix_ids) + len(chunk) > self.max_model_len:
-                raise PromptError(f"chunk {number} has {len(chunk)} tokens, the model takes {self.max_model_len} with "
-                                  "the prefix: split it, or raise max_model_len")
-        result = [EncodedChunk("", len(chunk), False) for chunk in ids]
-        done = 0
-        for batch in _batches(ids):
-            wanted = [ids[number] for number in batch if len(ids[number]) >= self.config.min_chunk_tokens]
-            found = iter(self._rpc("blendrag_encode", wanted, prefix_ids, neutral) if wanted else [])
-            for number in batch:
-                if len(ids[number]) >= self.config.min_chunk_tokens:
-                    key, new = next(found)
-                    result[number] = EncodedChunk(key, len(ids[number]), new)
-                    with self._lock:
-                        self.stats.encoded_chunks += new
-                        self.stats.encoded_tokens += new * len(ids[number])
-                done += 1
-                if on_progress:
-                    on_progress(done, len(ids))
-        return result
+        encoding = self._running.encoding(chunks, prefix, on_progress)
+        for arguments in encoding:
+            encoding.take(self._rpc("blendrag_encode", *arguments))
+        return encoding.result
 
-    def stored(self, chunks: Sequence[str | Chunk], prefix: str = "") -> list[bool]:
+    def stored(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> list[bool]:
         """Which chunks are stored, as `encode` with the same arguments would store them."""
-        ids = [self.tokens.chunk_ids(c.text if isinstance(c, Chunk) else c) for c in chunks]
-        prefix_ids, neutral = self._prefix(prefix)
-        return list(self._rpc("blendrag_stored", ids, prefix_ids, neutral))
+        requests = self._running
+        return list(self._rpc("blendrag_stored", requests.chunk_ids(chunks), *requests.behind(prefix)))
 
     # What the engine is made of.
 
     @property
     def tokens(self) -> SegmentTokenizer:
         """The tokenizer, segment by segment."""
-        self._start()
-        assert self._tokens is not None
-        return self._tokens
+        return self._running.tokens
 
     @property
     def tokenizer(self) -> Any:
@@ -166,8 +140,7 @@ class BlendEngine:
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus answer, in tokens."""
-        self._start()
-        return self._max_model_len
+        return self._running.max_model_len
 
     @property
     def store(self) -> ChunkStore:
@@ -187,7 +160,7 @@ class BlendEngine:
             self._closed = True
             loop, self._loop = self._loop, None
             store, self._store = self._store, None
-            self._tokens = None
+            self._requests = None
         if loop is not None:
             loop.close()
         if store is not None:
@@ -199,6 +172,14 @@ class BlendEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _running(self) -> Requests:
+        self._start()
+        requests = self._requests
+        if requests is None:
+            raise EngineClosedError("the engine was closed meanwhile: make a new BlendEngine")
+        return requests
+
     def _start(self) -> Any:
         """Starts the engine unless it runs; returns its loop."""
         with self._lock:
@@ -206,12 +187,13 @@ class BlendEngine:
                 raise EngineClosedError("the engine is closed: make a new BlendEngine")
             if self._loop is not None:
                 return self._loop
+            from blendrag.runtime.compat import busy
             from blendrag.runtime.loop import EngineLoop
             from blendrag.runtime.start import start_engine
 
             name = f"engine-{next(_numbers)}"
             self._store = open_store(self.config.store_path, self.config.ram_bytes, name=name)
-            loop = EngineLoop(lambda: start_engine(self.model, self.config, name, self.engine_args))
+            loop = EngineLoop(lambda: start_engine(self.model, self.config, name, self.engine_args), busy)
             try:
                 loop.start()
             except BaseException:
@@ -219,86 +201,27 @@ class BlendEngine:
                 self._store = None
                 raise
             self._loop = loop
-            self._tokens = SegmentTokenizer(loop.call(lambda engine: engine.get_tokenizer()))
-            self._max_model_len = loop.call(lambda engine: engine.vllm_config.model_config.max_model_len)
+            tokenizer = loop.call(lambda engine: engine.get_tokenizer())
+            max_model_len = loop.call(lambda engine: engine.vllm_config.model_config.max_model_len)
+            self._requests = Requests(self.config, SegmentTokenizer(tokenizer), max_model_len, self.stats)
             atexit.register(_close, weakref.ref(self))
             return loop
 
     def _submit(self, prompts: Sequence[Prompt], params: Sequence[Any], blend: bool, settings: dict[str, Any],
                 cache_salt: str | None, lora_request: Any) -> list[Any]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        from blendrag.runtime.compat import token_prompt
-        from blendrag.runtime.connector import MARKS
-
         loop = self._start()
-        chosen = self.config.make_policy(**settings)
-        tokenized = [self._tokenize(prompt) for prompt in prompts]
-        tickets = []
-        for prompt, given in zip(tokenized, params, strict=True):
-            request = given.clone() if given is not None else SamplingParams()
-            request.output_kind = RequestOutputKind.CUMULATIVE
-            marks = {"spans": [list(span) for span in prompt.spans], "policy": chosen.settings()} if blend else False
-            transfer = (request.extra_args or {}).get("kv_transfer_params") or {}
-            request.extra_args = (request.extra_args or {}) | {"kv_transfer_params": transfer | {MARKS: marks}}
-            tickets.append(loop.submit(token_prompt(prompt.ids, cache_salt), request, lora_request=lora_request))
-        return tickets
-
-    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
-        tokenized = self.tokens(as_prompt(prompt, self.config.delimiter, self.config.keep_delimiter))
-        if not tokenized.ids:
-            raise PromptError("the prompt is empty: give it some text")
-        if len(tokenized.ids) >= self.max_model_len:
-            raise PromptError(f"the prompt has {len(tokenized.ids)} tokens, the model takes {self.max_model_len} with "
-                              "the answer: retrieve fewer or shorter chunks, or raise max_model_len")
-        return tokenized
+        made = self._running.make(prompts, params, blend, settings, cache_salt)
+        return [loop.submit(prompt, request, lora_request=lora_request) for prompt, request in made]
 
     def _last(self, ticket: Any) -> BlendOutput:
         *_, output = ticket
         return self._output(ticket, output)
 
     def _output(self, ticket: Any, output: Any) -> BlendOutput:
-        from blendrag.runtime.connector import MARKS
-
-        found = (getattr(output, "kv_transfer_params", None) or {}).get(MARKS)
-        cached = output.num_cached_tokens or 0
-        length = len(output.prompt_token_ids or [])
-        stats = BlendStats.from_dict(found) if found else BlendStats(
-            prompt_tokens=length, prefix_cached_tokens=cached, rows=1 - cached / max(1, length))
-        stats.first_token_s = ticket.first_token_s
-        if output.finished:
-            with self._lock:
-                self.stats.add(stats)
-        return BlendOutput(output, stats)
-
-    def _prefix(self, prefix: str) -> tuple[list[int], bool]:
-        """Ids to encode behind, and whether they are only the neutral variant's sink.
-
-        Attention piles up on a sequence's first token; a chunk that began a sequence would carry
-        such a sink into the middle of every prompt.
-        """
-        if prefix:
-            return self.tokens.prefix_ids(prefix), False
-        sink = self.tokens.leading_ids or [self.tokenizer.eos_token_id or 0]
-        return list(sink), True
+        return self._running.output(output, ticket.progress)
 
     def _rpc(self, method: str, *args: Any) -> Any:
         return self._start().call(lambda engine: engine.collective_rpc(method, args=args))[0]
-
-
-def _batches(ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Numbers of chunks, in order, in batches that one pass takes comfortably."""
-    batch: list[int] = []
-    tokens = 0
-    for number, chunk in enumerate(ids):
-        if batch and tokens + len(chunk) > _ENCODE_BATCH_TOKENS:
-            yield batch
-            batch, tokens = [], 0
-        batch.append(number)
-        tokens += len(chunk)
-    if batch:
-        yield batch
 
 
 def _close(reference: weakref.ref[BlendEngine]) -> None:

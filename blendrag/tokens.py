@@ -88,14 +88,25 @@ class SegmentTokenizer:
             ids += self.trailing_ids
         return TokenizedPrompt(ids, tuple(spans))
 
-    def prefix_ids(self, prefix: str) -> list[int]:
+    def prefix_ids(self, prefix: str | BlendPrompt) -> list[int]:
         """Ids of the text before the first chunk of a prompt that starts with `prefix`, BOS included.
 
-        Text that a chat template rendered carries its own BOS, which is not doubled.
+        Text that a chat template rendered carries its own BOS, which is not doubled; in a `BlendPrompt`
+        without special tokens none is added where the template has none.
         """
-        ids = self.text_ids(prefix, first=True)
-        lead = self.leading_ids
+        text = prefix if isinstance(prefix, str) else prefix.prefix
+        ids = self.text_ids(text, first=True)
+        lead = self.leading_ids if isinstance(prefix, str) or prefix.add_special_tokens else []
         return ids if ids[: len(lead)] == lead else lead + ids
+
+    @property
+    def sink_ids(self) -> list[int]:
+        """What a chunk is encoded behind where no prefix is known: the tokenizer's leading ids, or end-of-text.
+
+        Attention piles up on a sequence's first token; a chunk that began a sequence would carry such a
+        sink into the middle of every prompt.
+        """
+        return self.leading_ids or [self.tokenizer.eos_token_id or 0]
 
     def _encode(self, text: str, data: bool = False) -> list[int]:
         if not text:

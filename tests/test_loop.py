@@ -207,10 +207,10 @@ def test_the_time_to_the_first_token_is_taken_once(start):
     loop, _ = start()
     ticket = loop.submit(3, None)
     answer(next, iter(ticket))
-    taken = ticket.first_token_s
+    taken = ticket.progress.first_token_s
     assert taken > 0
     assert numbers(ticket) == [2, 3]
-    assert ticket.first_token_s == taken
+    assert ticket.progress.first_token_s == taken
 
 
 def test_a_request_the_engine_refuses_raises_in_its_own_thread_only(start):

@@ -1,0 +1,194 @@
+"""What every engine does with requests: ours become vLLM's, and vLLM's outputs become ours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from blendrag.config import BlendConfig
+from blendrag.errors import PromptError
+from blendrag.outputs import BlendOutput, EncodedChunk
+from blendrag.prompt import BlendPrompt, Chunk, as_prompt
+from blendrag.stats import BlendStats, EngineStats
+from blendrag.tokens import SegmentTokenizer, TokenizedPrompt
+
+Prompt = str | BlendPrompt
+Prefix = str | BlendPrompt
+
+_ENCODE_BATCH_TOKENS = 8192
+
+
+class Requests:
+    """Translates for one running engine.  Safe to call from several threads.
+
+    Args:
+        tokens: the model's tokenizer.
+        max_model_len: longest prompt plus answer, in tokens.
+        stats: where finished requests and encoded chunks are counted.
+    """
+
+    def __init__(self, config: BlendConfig, tokens: SegmentTokenizer, max_model_len: int, stats: EngineStats) -> None:
+        self.config = config
+        self.tokens = tokens
+        self.max_model_len = max_model_len
+        self._stats = stats
+        self._lock = threading.Lock()
+
+    def make(self, prompts: Iterable[Prompt], params: Iterable[Any], blend: bool, settings: dict[str, Any],
+             cache_salt: str | None) -> list[tuple[dict[str, Any], Any]]:
+        """vLLM's prompt and `SamplingParams` for each prompt; the caller's params are left alone.
+
+        Args:
+            params: vLLM's `SamplingParams` or None, one for each prompt.
+            blend: False marks the requests as plain.
+            settings: overrides of the policy, as `BlendConfig.make_policy` takes them.
+
+        Raises:
+            PromptError: a prompt is empty or longer than the model takes.
+            ConfigError: an unknown policy or setting.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        from blendrag.runtime.compat import token_prompt
+        from blendrag.runtime.marks import MARKS
+
+        policy = self.config.make_policy(**settings)
+        made = []
+        for prompt, given in zip([self._tokenize(prompt) for prompt in prompts], params, strict=True):
+            request = given.clone() if given is not None else SamplingParams()
+            request.output_kind = RequestOutputKind.CUMULATIVE
+            marks = {"spans": [list(span) for span in prompt.spans], "policy": policy.settings()} if blend else False
+            transfer = (request.extra_args or {}).get("kv_transfer_params") or {}
+            request.extra_args = (request.extra_args or {}) | {"kv_transfer_params": transfer | {MARKS: marks}}
+            made.append((token_prompt(prompt.ids, cache_salt), request))
+        return made
+
+    def output(self, found: Any, progress: Progress) -> BlendOutput:
+        """vLLM's output with its statistics; a finished request is counted."""
+        from blendrag.runtime.marks import MARKS
+
+        told = (getattr(found, "kv_transfer_params", None) or {}).get(MARKS)
+        cached = found.num_cached_tokens or 0
+        length = len(found.prompt_token_ids or [])
+        stats = BlendStats.from_dict(told) if told else BlendStats(
+            prompt_tokens=length, prefix_cached_tokens=cached, rows=1 - cached / max(1, length))
+        stats.first_token_s = progress.first_token_s
+        if found.finished:
+            with self._lock:
+                self._stats.add(stats)
+        return BlendOutput(found, stats)
+
+    def chunk_ids(self, chunks: Iterable[str | Chunk]) -> list[list[int]]:
+        """Ids of each chunk."""
+        return [self.tokens.chunk_ids(chunk.text if isinstance(chunk, Chunk) else chunk) for chunk in chunks]
+
+    def behind(self, prefix: Prefix) -> tuple[list[int], bool]:
+        """Ids to encode behind, and whether they are only the neutral variant's sink."""
+        if prefix if isinstance(prefix, str) else prefix.prefix:
+            return self.tokens.prefix_ids(prefix), False
+        return list(self.tokens.sink_ids), True
+
+    def encoding(self, chunks: Sequence[str | Chunk], prefix: Prefix,
+                 on_progress: Callable[[int, int], None] | None) -> Encoding:
+        """What storing these chunks takes; PromptError where prefix and chunk are longer than the model takes."""
+        ids = self.chunk_ids(chunks)
+        prefix_ids, neutral = self.behind(prefix)
+        for number, chunk in enumerate(ids):
+            if len(prefix_ids) + len(chunk) > self.max_model_len:
+                raise PromptError(f"chunk {number} has {len(chunk)} tokens, the model takes {self.max_model_len} with "
+                                  "the prefix: split it, or raise max_model_len")
+        return Encoding(self, ids, (prefix_ids, neutral), on_progress)
+
+    def count_encoded(self, tokens: int) -> None:
+        """Counts a chunk that was computed for the store."""
+        with self._lock:
+            self._stats.encoded_chunks += 1
+            self._stats.encoded_tokens += tokens
+
+    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
+        tokenized = self.tokens(as_prompt(prompt, self.config.delimiter, self.config.keep_delimiter))
+        if not tokenized.ids:
+            raise PromptError("the prompt is empty: give it some text")
+        if len(tokenized.ids) >= self.max_model_len:
+            raise PromptError(f"the prompt has {len(tokenized.ids)} tokens, the model takes {self.max_model_len} with "
+                              "the answer: retrieve fewer or shorter chunks, or raise max_model_len")
+        return tokenized
+
+
+class Progress:
+    """What has been seen of one request's outputs; made when the request is handed in."""
+
+    def __init__(self) -> None:
+        self.first_token_s = 0.0
+        self._submitted = time.perf_counter()
+        self._samples: dict[int, Any] = {}
+
+    def see(self, output: Any) -> None:
+        """Completes an output of vLLM, which reports each of n samples on its own, with the other samples so far."""
+        if not self.first_token_s:
+            self.first_token_s = time.perf_counter() - self._submitted
+        self._samples |= {sample.index: sample for sample in output.outputs}
+        output.outputs = [self._samples[index] for index in sorted(self._samples)]
+
+
+class Encoding:
+    """Chunks on their way into the store.  Iterating yields the arguments of one `blendrag_encode` call after another;
+    each call's answer goes to `take` before the next.
+
+    Attributes:
+        result: one for each chunk, complete once all calls were answered.
+    """
+
+    def __init__(self, requests: Requests, ids: list[list[int]], behind: tuple[list[int], bool],
+                 on_progress: Callable[[int, int], None] | None) -> None:
+        self.result = [EncodedChunk("", len(chunk), False) for chunk in ids]
+        self._requests = requests
+        self._ids = ids
+        self._behind = behind
+        self._on_progress = on_progress
+        self._batch: list[int] = []
+        self._done = 0
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        shortest = self._requests.config.min_chunk_tokens
+        for batch in _batches(self._ids):
+            self._batch = [number for number in batch if len(self._ids[number]) >= shortest]
+            if self._batch:
+                yield [self._ids[number] for number in self._batch], *self._behind
+            for _ in batch:
+                self._done += 1
+                if self._on_progress:
+                    self._on_progress(self._done, len(self._ids))
+
+    def take(self, answer: Sequence[Sequence[Any]]) -> None:
+        """The answer to the call yielded last: key, and whether it is new, of each of its chunks."""
+        for number, (key, new) in zip(self._batch, answer, strict=True):
+            self.result[number] = EncodedChunk(key, len(self._ids[number]), new)
+            if new:
+                self._requests.count_encoded(len(self._ids[number]))
+
+
+def pair(prompts: Prompt | Sequence[Prompt], params: Any) -> tuple[list[Prompt], list[Any]]:
+    """Prompts with the sampling params of each; PromptError where their numbers differ."""
+    many: list[Prompt] = [prompts] if isinstance(prompts, (str, BlendPrompt)) else list(prompts)
+    each = list(params) if isinstance(params, Sequence) else [params] * len(many)
+    if len(each) != len(many):
+        raise PromptError(f"{len(many)} prompts came with {len(each)} sampling params: give one, or one for each")
+    return many, each
+
+
+def _batches(ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Numbers of chunks, in order, in batches that one pass takes comfortably."""
+    batch: list[int] = []
+    tokens = 0
+    for number, chunk in enumerate(ids):
+        if batch and tokens + len(chunk) > _ENCODE_BATCH_TOKENS:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(number)
+        tokens += len(chunk)
+    if batch:
+        yield batch
