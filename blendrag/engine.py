@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,8 @@ from blendrag.policies import Policy
 from blendrag.prompt import Chunk
 from blendrag.requests import Prefix, Prompt, Requests, pair
 from blendrag.stats import EngineStats
-from blendrag.store import ChunkStore, open_store
+from blendrag.store import ChunkStore
 from blendrag.tokens import SegmentTokenizer
-
-_numbers = itertools.count()
 
 
 class BlendEngine:
@@ -159,12 +156,10 @@ class BlendEngine:
         with self._lock:
             self._closed = True
             loop, self._loop = self._loop, None
-            store, self._store = self._store, None
+            self._store = None
             self._requests = None
         if loop is not None:
             loop.close()
-        if store is not None:
-            store.close()
 
     def __enter__(self) -> BlendEngine:
         return self
@@ -187,20 +182,14 @@ class BlendEngine:
                 raise EngineClosedError("the engine is closed: make a new BlendEngine")
             if self._loop is not None:
                 return self._loop
-            from blendrag.runtime.compat import busy
+            from blendrag.runtime.compat import busy, scheduler_connector
             from blendrag.runtime.loop import EngineLoop
             from blendrag.runtime.start import start_engine
 
-            name = f"engine-{next(_numbers)}"
-            self._store = open_store(self.config.store_path, self.config.ram_bytes, name=name)
-            loop = EngineLoop(lambda: start_engine(self.model, self.config, name, self.engine_args), busy)
-            try:
-                loop.start()
-            except BaseException:
-                self._store.close()
-                self._store = None
-                raise
+            loop = EngineLoop(lambda: start_engine(self.model, self.config, self.engine_args), busy)
+            loop.start()
             self._loop = loop
+            self._store = loop.call(lambda engine: scheduler_connector(engine).store)
             tokenizer = loop.call(lambda engine: engine.get_tokenizer())
             max_model_len = loop.call(lambda engine: engine.vllm_config.model_config.max_model_len)
             self._requests = Requests(self.config, SegmentTokenizer(tokenizer), max_model_len, self.stats)

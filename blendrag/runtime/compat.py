@@ -33,3 +33,8 @@ def load_tokenizer(model_config: Any) -> Any:
 def busy(engine: Any) -> bool:
     """Whether an `LLMEngine` in this process has anything to do: requests, or work of its connector."""
     return bool(engine.has_unfinished_requests() or engine.engine_core.engine_core.scheduler.has_requests())
+
+
+def scheduler_connector(engine: Any) -> Any:
+    """The scheduler half of the connector of an `LLMEngine` in this process."""
+    return engine.engine_core.engine_core.scheduler.connector

@@ -7,6 +7,9 @@ the blocks, and before its own forward the worker half fills them (`start_load_k
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -48,11 +51,17 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        extra = dict(self._kv_transfer_config.kv_connector_extra_config)
-        store_name = extra.pop("store_name", None)
-        self.config = BlendConfig(**extra)
+        self.config = BlendConfig(**self._kv_transfer_config.kv_connector_extra_config)
+        # Unlike the rest, this is known to all processes of an engine, and to no other engine.
+        identity = str(self._kv_transfer_config.engine_id)
+        path = self.config.store_path
+        self._own_folder: Path | None = None
+        if path is None and vllm_config.parallel_config.tensor_parallel_size > 1:
+            # The ranks are processes; the scheduler half must see what they have stored.
+            path = Path(tempfile.gettempdir(), f"blendrag-{identity}")
+            self._own_folder = path if role is KVConnectorRole.SCHEDULER else None
         self.store: ChunkStore = open_store(
-            self.config.store_path, self.config.ram_bytes, pin_memory=current_platform.is_cuda(), name=store_name)
+            path, self.config.ram_bytes, pin_memory=current_platform.is_cuda(), name=identity)
         self.planner = Planner(self.config, self.store)
         self.populator = Populator(lambda ids: self.planner.key(NEUTRAL, ids), self.planner.present)
         self.blender: Blender | None = None
@@ -204,3 +213,5 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         if not self._shut_down:
             self._shut_down = True
             self.store.close()
+            if self._own_folder is not None:
+                shutil.rmtree(self._own_folder, ignore_errors=True)

@@ -11,17 +11,17 @@ import psutil
 
 from blendrag.config import BlendConfig
 from blendrag.errors import BlendError, ModelError
+from blendrag.store import open_store
 
 CONNECTOR = {"kv_connector": "BlendConnector", "kv_connector_module_path": "blendrag.runtime.connector",
              "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
 WORKER = "blendrag.runtime.worker.BlendWorker"
 
 
-def start_engine(model: str, config: BlendConfig, store_name: str, engine_args: dict[str, Any]) -> Any:
+def start_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -> Any:
     """vLLM's `LLMEngine`, running in this thread and process.
 
     Args:
-        store_name: names the process-wide chunk store that the connector shall use.
         engine_args: any of vLLM's engine arguments.
 
     Raises:
@@ -31,17 +31,23 @@ def start_engine(model: str, config: BlendConfig, store_name: str, engine_args: 
     from vllm.distributed.kv_transfer import has_kv_transfer_group
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from blendrag.runtime.model import refuse_by_config
+
     reserved = {"kv_transfer_config", "worker_cls"} & set(engine_args)
     if reserved:
         raise ModelError(f"{', '.join(sorted(reserved))} is set by blendrag: leave it out")
-    extra = config.model_dump(mode="json") | {"store_name": store_name}
+    if config.store_path is not None:
+        open_store(config.store_path).close()  # complains before a model is loaded
     if has_kv_transfer_group():
         raise ModelError("another engine runs in this process: close it first, or share it")
     try:
         with _in_process():
-            args = EngineArgs(model=model, worker_cls=WORKER, **_memory(engine_args), **engine_args,
-                              kv_transfer_config=CONNECTOR | {"kv_connector_extra_config": extra})
-            return LLMEngine.from_engine_args(args)
+            connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
+            args = EngineArgs(model=model, worker_cls=WORKER, kv_transfer_config=connector, **_memory(engine_args),
+                              **engine_args)
+            vllm_config = args.create_engine_config()
+            refuse_by_config(vllm_config)
+            return LLMEngine.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
     except BlendError:
         raise
     except Exception as error:
