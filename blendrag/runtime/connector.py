@@ -46,12 +46,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
 class BlendConnector(KVConnectorBase_V1, SupportsHMA):
     """Blends stored chunks into prompts; see docs/design.md."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.config = BlendConfig(**self._kv_transfer_config.kv_connector_extra_config)
+        # A pass that fails must cost time, not the request; vLLM reads this when the connector is made.
+        self._kv_transfer_config.kv_load_failure_policy = "recompute"
         # Unlike the rest, this is known to all processes of an engine, and to no other engine.
         identity = str(self._kv_transfer_config.engine_id)
         path = self.config.store_path

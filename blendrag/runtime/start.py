@@ -14,7 +14,7 @@ from blendrag.errors import BlendError, ModelError
 from blendrag.store import open_store
 
 CONNECTOR = {"kv_connector": "BlendConnector", "kv_connector_module_path": "blendrag.runtime.connector",
-             "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+             "kv_role": "kv_both"}
 WORKER = "blendrag.runtime.worker.BlendWorker"
 
 
