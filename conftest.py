@@ -19,6 +19,11 @@ for _name in [name for name in os.environ if name.startswith("BLENDRAG_") and na
     del os.environ[_name]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--soak N`: how many random requests tests/engine/test_soak.py sends."""
+    parser.addoption("--soak", type=int, default=500, help="random requests that test_soak.py sends (500)")
+
+
 class EnginePool:
     """Keeps one engine running; asking for another kind closes it first."""
 

@@ -122,6 +122,10 @@ class BlendEngine:
         requests = self._running
         return list(self._rpc("blendrag_stored", requests.chunk_ids(chunks), *requests.behind(prefix)))
 
+    def flush(self) -> None:
+        """Returns when all requests are answered and, with `populate`, their chunks are stored."""
+        self._start().rest()
+
     # What the engine is made of.
 
     @property

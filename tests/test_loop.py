@@ -445,3 +445,26 @@ def test_a_closed_loop_keeps_nothing_of_its_engine(dies, monkeypatch):
         assert numbers(ticket) == [1, 2]
     answer(loop.close)
     assert made[0]() is None
+
+
+def test_rest_returns_when_the_engine_has_nothing_to_do(start):
+    loop, engine = start(freely=False)
+    ticket = loop.submit(2, None)
+    resting = in_thread(loop.rest)
+    engine.steps.release()
+    assert not resting.done()
+    engine.steps.release()
+    resting.result(PATIENCE)
+    assert [output.number for output in ticket] == [1, 2]
+    answer(loop.rest)
+
+
+def test_rest_ends_with_the_engine(start):
+    loop, engine = start(freely=False)
+    loop.submit(2, None)
+    resting = in_thread(loop.rest)
+    assert engine.stepping.wait(PATIENCE)
+    in_thread(loop.close)
+    engine.steps.release(10)
+    with pytest.raises(EngineClosedError):
+        resting.result(PATIENCE)

@@ -75,6 +75,7 @@ class EngineLoop:
         self._tickets: dict[str, Ticket] = {}
         self._numbers = itertools.count()
         self._started: Future[None] = Future()
+        self._waiting_for_rest: list[Future[None]] = []
         self._closed = False
         self._reason = EngineClosedError("the engine is closed: make a new BlendEngine")
         self._lock = threading.Lock()
@@ -123,6 +124,12 @@ class EngineLoop:
         self._command(work)
         return future.result()
 
+    def rest(self) -> None:
+        """Returns when the engine has nothing to do."""
+        future: Future[None] = Future()
+        self._command(lambda engine: self._waiting_for_rest.append(future))
+        future.result()
+
     @property
     def closed(self) -> bool:
         """Whether it takes no more requests."""
@@ -166,6 +173,8 @@ class EngineLoop:
                 ticket.deliver(reason)
             self._tickets.clear()
             self._refuse_rest(reason)
+            for future in self._waiting_for_rest:
+                future.set_exception(reason)
             if engine is not None:
                 _shut_down(engine)
             del engine
@@ -174,6 +183,8 @@ class EngineLoop:
     def _obey(self, engine: Any) -> bool:
         """Runs waiting commands, and waits for one where there is nothing else to do; False to end."""
         idle = not self._busy(engine)
+        while idle and self._waiting_for_rest:
+            self._waiting_for_rest.pop().set_result(None)
         while True:
             try:
                 command = self._commands.get(block=idle)
