@@ -10,8 +10,8 @@ import pytest
 from blake3 import blake3
 
 from blendrag.store import ChunkStore, disk
-from blendrag.store.manifest import Writing
 from blendrag.store.tensorfile import write_entry
+from blendrag.store.writing import Writing
 from tests.test_store_entry import make_entry, make_key, put, same
 
 KEY = make_key(1)

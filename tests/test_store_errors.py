@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from blendrag.errors import StoreError
-from blendrag.store import ChunkStore, disk, manifest
+from blendrag.store import ChunkStore, files, manifest
 from tests.test_store_disk import files_in, flip
 from tests.test_store_entry import make_entry, make_key, put, same
 from tests.test_store_processes import run
@@ -33,7 +33,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
     with ChunkStore(tmp_path, ram_bytes=0) as store:
         put(store, 1, make_entry(1))
         with monkeypatch.context() as patch:
-            patch.setattr(disk, "FileIO", lambda *_: FileIO("/dev/full", "w"))
+            patch.setattr(files, "FileIO", lambda *_: FileIO("/dev/full", "w"))
             with pytest.raises(StoreError, match="has no space left: free some, or set another store_path"):
                 put(store, 2, make_entry(2))
         still_works(store, tmp_path)
@@ -145,10 +145,10 @@ def change(path, statement):
 def test_a_store_of_a_newer_blendrag(tmp_path):
     with ChunkStore(tmp_path) as store:
         put(store, 1, make_entry(1))
-    change(tmp_path, "PRAGMA user_version = 2")
-    with pytest.raises(StoreError, match=r"newer blendrag \(schema 2, this one knows 1\): upgrade blendrag"):
+    change(tmp_path, "PRAGMA user_version = 3")
+    with pytest.raises(StoreError, match=r"newer blendrag \(schema 3, this one knows 2\): upgrade blendrag"):
         ChunkStore(tmp_path)
-    change(tmp_path, "PRAGMA user_version = 1")
+    change(tmp_path, "PRAGMA user_version = 2")
     with ChunkStore(tmp_path) as store:
         assert same(store.get(make_key(1)), make_entry(1))
 

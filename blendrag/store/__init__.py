@@ -2,7 +2,8 @@
 
 from blendrag.store.chunk_store import ChunkStore, StoreStats
 from blendrag.store.entry import KVEntry
+from blendrag.store.index import Match
 from blendrag.store.keys import PrefixHasher, entry_key, prefix_digest
 from blendrag.store.registry import open_store
 
-__all__ = ["ChunkStore", "KVEntry", "PrefixHasher", "StoreStats", "entry_key", "open_store", "prefix_digest"]
+__all__ = ["ChunkStore", "KVEntry", "Match", "PrefixHasher", "StoreStats", "entry_key", "open_store", "prefix_digest"]

@@ -16,8 +16,12 @@ import torch
 from blendrag.errors import StoreError
 from blendrag.store.disk import DiskTier
 from blendrag.store.entry import KVEntry, held_bytes, on_host
+from blendrag.store.findable import FindableInRam, FindableOnDisk
+from blendrag.store.index import Match
 from blendrag.store.keys import TokenIds
 from blendrag.store.ram import Owner, RamTier
+from blendrag.store.rows import Tokens
+from blendrag.store.windows import chunk_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +42,7 @@ class StoreStats:
         hits_ram, hits_disk, misses: outcomes of `get`.
         damaged: entries dropped because their file was damaged or missing.
         evicted: entries that left the RAM tier to make room.
+        disk_evicted: entries that left the disk tier to make room, by this process's doing.
     """
 
     entries: int
@@ -50,6 +55,7 @@ class StoreStats:
     misses: int
     damaged: int
     evicted: int
+    disk_evicted: int
 
 
 class ChunkStore:
@@ -62,17 +68,27 @@ class ChunkStore:
         path: folder of the disk tier; None for host RAM only, where what does not fit is forgotten.
         ram_bytes: budget of the RAM tier, in bytes.  A larger entry is kept on the disk alone.
         pin_memory: keep the RAM tier in page-locked memory; ignored, with a warning, without CUDA.
+        disk_bytes: budget of the disk tier, in bytes of all processes' files, at whose end the least recently
+            used entries leave; a larger entry is not kept.  None for no limit.
 
     Raises:
         StoreError: the store cannot be opened, read or written, or was closed.
     """
 
-    def __init__(self, path: Path | str | None = None, ram_bytes: int = RAM_BYTES, pin_memory: bool = False) -> None:
-        if ram_bytes < 0:
-            raise StoreError(f"ram_bytes is {ram_bytes}: set it to 0 or more")
+    def __init__(self, path: Path | str | None = None, ram_bytes: int = RAM_BYTES, pin_memory: bool = False,
+                 disk_bytes: int | None = None) -> None:
+        for name, size in (("ram_bytes", ram_bytes), ("disk_bytes", disk_bytes)):
+            if size is not None and size < 0:
+                raise StoreError(f"{name} is {size}: set it to 0 or more")
         self.path = None if path is None else Path(path).expanduser().absolute()
-        self._disk = None if self.path is None else DiskTier(self.path)
-        self._ram = RamTier(ram_bytes)
+        self._findable = FindableInRam()
+        self._disk: DiskTier | None = None
+        if self.path is None:
+            self._ram = RamTier(ram_bytes, self._findable.forget)
+        else:
+            self._disk = DiskTier(self.path, disk_bytes)
+            self._found_on_disk = FindableOnDisk(self._disk.manifest)
+            self._ram = RamTier(ram_bytes)
         self._pin_wanted, self._pin = pin_memory, False
         self._hits_ram = self._hits_disk = self._misses = 0
         self._lock = threading.Lock()
@@ -121,13 +137,35 @@ class ChunkStore:
             raise StoreError(f"{key!r} is no key: use entry_key(...)")
         if not _FINGERPRINT.fullmatch(fingerprint):
             raise StoreError(f"{fingerprint!r} is no fingerprint: use letters, digits, '-' and '_'")
+        tokens = _tokens(entry, prefix, ids)
         owner, pin = Owner(fingerprint, namespace), self._pinning()
         entry = on_host(entry, pin)
+        gone: list[str] | None = []
         if self._disk:
-            self._disk.put(key, entry, owner)
+            gone = self._disk.put(key, entry, owner, tokens)
         with self._lock:
-            if self._users:
+            for old in [key] if gone is None else gone:
+                self._ram.remove(old)
+            if self._users and gone is not None:
                 self._ram.put(key, entry, owner, held_bytes(entry, pin))
+                if tokens and not self._disk and key in self._ram:
+                    self._findable.add(key, owner, tokens.prefix, tokens.ids)
+
+    def find(self, ids: TokenIds, *, fingerprint: str, namespace: str) -> list[Match]:
+        """The chunks in a prompt that are stored now, in order, without overlaps; see `ContentIndex.find`.
+
+        Args:
+            ids: the prompt; a list is the quickest.
+
+        Raises:
+            StoreError: also where `ids` are no token ids.
+        """
+        self._require_open()
+        owner = Owner(fingerprint, namespace)
+        if self._disk:
+            return self._found_on_disk.find(ids, owner)
+        with self._lock:
+            return self._findable.find(ids, owner)
 
     def __contains__(self, key: str) -> bool:
         return bool(self.present([key]))
@@ -175,12 +213,13 @@ class ChunkStore:
                 disk_entries=disk_entries, disk_bytes=disk_bytes,
                 hits_ram=self._hits_ram, hits_disk=self._hits_disk, misses=self._misses,
                 damaged=self._disk.damaged if self._disk else 0, evicted=self._ram.evicted,
+                disk_evicted=self._disk.evicted if self._disk else 0,
             )
 
-    def join(self, ram_bytes: int, pin_memory: bool) -> bool:
+    def join(self, ram_bytes: int, pin_memory: bool, disk_bytes: int | None) -> bool:
         """Counts one more user, for `open_store`; False where the store is closed or another process's.
 
-        The RAM tier grows to the largest budget among the users, and is pinned where one of them asks for it.
+        The tiers grow to the largest budget among the users, and RAM is pinned where one of them asks for it.
         """
         if self._process != os.getpid():
             return False
@@ -190,6 +229,8 @@ class ChunkStore:
             self._users += 1
             self._ram.budget = max(self._ram.budget, ram_bytes)
             self._pin_wanted |= pin_memory
+            if self._disk and self._disk.budget is not None:
+                self._disk.budget = None if disk_bytes is None else max(self._disk.budget, disk_bytes)
             return True
 
     def close(self) -> None:
@@ -225,3 +266,13 @@ class ChunkStore:
                 _log.warning("pin_memory is ignored: this machine has no CUDA device")
                 self._pin_wanted = False
         return self._pin
+
+
+def _tokens(entry: KVEntry, prefix: bytes | None, ids: TokenIds | None) -> Tokens | None:
+    if prefix is None and ids is None:
+        return None
+    if prefix is None or ids is None:
+        raise StoreError("an entry is found by its prefix and its ids: pass both, or neither")
+    if len(ids) != entry.tokens:
+        raise StoreError(f"{len(ids)} ids were given for an entry of {entry.tokens} tokens: pass the chunk's own")
+    return Tokens(prefix, chunk_bytes(ids))

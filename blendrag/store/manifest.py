@@ -15,63 +15,20 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from blendrag.errors import StoreError
 from blendrag.store.problems import explained
 from blendrag.store.ram import Owner
+from blendrag.store.rows import ROW, News, Row
+from blendrag.store.schema import REMEMBERED, prepare
+from blendrag.store.writing import Writing
 
 FILE = "manifest.sqlite3"
-SCHEMA = 1
 
-_APPLICATION = 0x626C726B
 _BUSY_S = 30.0
-_TABLE = """
-CREATE TABLE entries (
-    key TEXT PRIMARY KEY,
-    fingerprint TEXT NOT NULL,
-    namespace TEXT NOT NULL,
-    file TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    tokens INTEGER NOT NULL,
-    checksum TEXT NOT NULL,
-    dtype TEXT NOT NULL,
-    shape TEXT NOT NULL,
-    created REAL NOT NULL,
-    last_used REAL NOT NULL
-) WITHOUT ROWID
-"""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One entry: where it is, and how to know it.
-
-    Attributes:
-        file: path relative to the store's folder.
-        bytes: size of the file.
-        checksum: blake3 of the file's bytes, 64 hex digits.
-        shape: of keys and of values, as JSON.
-        created, last_used: seconds since 1970; `last_used` is brought up to date with the next write.
-    """
-
-    key: str
-    fingerprint: str
-    namespace: str
-    file: str
-    bytes: int
-    tokens: int
-    checksum: str
-    dtype: str
-    shape: str
-    created: float
-    last_used: float
-
-
-_COLUMNS = ", ".join(field.name for field in fields(Row))
-_ROW = f"SELECT {_COLUMNS} FROM entries WHERE key = ?"
+_PAGE = 5000
 
 
 class Manifest:
@@ -92,7 +49,8 @@ class Manifest:
             self._reader, self._read_lock = _connect(self._path), threading.Lock()
             self._open: bool = True
             try:
-                self._prepare()
+                prepare(self._writer, self._path)
+                self._reader.execute("PRAGMA query_only = TRUE")
                 self._inode = self._path.stat().st_ino
             except BaseException:
                 self.close()
@@ -101,7 +59,7 @@ class Manifest:
 
     def row(self, key: str) -> Row | None:
         """What the manifest says about an entry."""
-        found = self._read(_ROW, key)
+        found = self._read(ROW, key)
         return Row(*found[0]) if found else None
 
     def present(self, keys: Iterable[str]) -> set[str]:
@@ -120,8 +78,38 @@ class Manifest:
 
     def totals(self) -> tuple[int, int]:
         """Number of entries, and the size of their files in bytes."""
-        ((count, size),) = self._read("SELECT count(*), coalesce(sum(bytes), 0) FROM entries")
+        ((count, size),) = self._read("SELECT entries, bytes FROM totals")
         return count, size
+
+    def version(self) -> int:
+        """A number that another commit, of any process, changes."""
+        ((version,),) = self._read("PRAGMA data_version")
+        return int(version)
+
+    def news(self, of: Owner, added: int, removed: int) -> News:
+        """The next findable entries of an owner, a few thousand at once, and all removals until now.
+
+        Args:
+            added, removed: the numbers that the last news ended with; 0 for everything.
+        """
+        with self._read_lock, explained(self.folder):
+            self._require_open()
+            reader = self._reader
+            reader.execute("BEGIN")  # one moment of the manifest for all that follows
+            try:
+                ends = dict(reader.execute("SELECT name, seq FROM sqlite_sequence"))
+                last_added, last_removed = ends.get("findable", 0), ends.get("removed", 0)
+                if last_removed - removed > REMEMBERED and added:
+                    return News([], [], 0, last_removed, more=True, lost=True)
+                rows = reader.execute("SELECT number, key, prefix, ids FROM findable WHERE number > ? AND"
+                                      " fingerprint = ? AND namespace = ? ORDER BY number LIMIT ?",
+                                      (added, of.fingerprint, of.namespace, _PAGE)).fetchall()
+                gone = reader.execute("SELECT key FROM removed WHERE number > ?", (removed,)).fetchall()
+                more = len(rows) == _PAGE
+                return News([row[1:] for row in rows], [key for (key,) in gone], rows[-1][0] if more else last_added,
+                            last_removed, more)
+            finally:
+                reader.execute("ROLLBACK")
 
     def touch(self, key: str) -> None:
         """Notes that an entry was used."""
@@ -170,62 +158,6 @@ class Manifest:
     def _require_open(self) -> None:
         if not self._open:
             raise StoreError("the chunk store is closed: open it again")
-
-    def _prepare(self) -> None:
-        writer = self._writer
-        ((application,),) = writer.execute("PRAGMA application_id").fetchall()
-        ((schema,),) = writer.execute("PRAGMA user_version").fetchall()
-        if application == _APPLICATION and schema > SCHEMA:
-            raise StoreError(f"the store {self.folder} was written by a newer blendrag (schema {schema}, this one "
-                             f"knows {SCHEMA}): upgrade blendrag, or set another store_path")
-        if application != _APPLICATION and writer.execute("SELECT 1 FROM sqlite_master").fetchall():
-            raise StoreError(f"{self._path} is a database of something else: set another store_path")
-        for connection in (writer, self._reader):
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-        if application != _APPLICATION:
-            writer.execute("BEGIN IMMEDIATE")
-            writer.execute(_TABLE)
-            writer.execute("CREATE INDEX entries_by_owner ON entries (namespace, fingerprint)")
-            writer.execute(f"PRAGMA user_version = {SCHEMA}")
-            writer.execute(f"PRAGMA application_id = {_APPLICATION}")
-            writer.execute("COMMIT")
-
-
-class Writing:
-    """Changes to a manifest, inside `Manifest.writing`."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def row(self, key: str) -> Row | None:
-        """What the manifest says about an entry; nobody else can change it now."""
-        found = self._connection.execute(_ROW, (key,)).fetchone()
-        return Row(*found) if found else None
-
-    def rows(self, of: Owner) -> list[Row]:
-        """The entries of an owner."""
-        query = (f"SELECT {_COLUMNS} FROM entries WHERE (?1 IS NULL OR fingerprint = ?1)"
-                 " AND (?2 IS NULL OR namespace = ?2)")
-        return [Row(*found) for found in self._connection.execute(query, (of.fingerprint, of.namespace))]
-
-    def add(self, row: Row) -> None:
-        """Adds an entry."""
-        marks = ", ".join("?" * len(fields(Row)))
-        self._connection.execute(f"INSERT INTO entries ({_COLUMNS}) VALUES ({marks})", astuple(row))
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """Removes entries."""
-        self._connection.executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in keys])
-
-    def touch(self, used: dict[str, float]) -> None:
-        """Sets when entries were last used, in seconds since 1970."""
-        changes = [(when, key) for key, when in used.items()]
-        self._connection.executemany("UPDATE entries SET last_used = ? WHERE key = ?", changes)
-
-    def commit(self) -> None:
-        """Makes the changes last; they are on the disk when this returns."""
-        self._connection.execute("COMMIT")
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from blendrag.store.entry import KVEntry
@@ -21,10 +22,15 @@ class Owner:
 
 
 class RamTier:
-    """The most recently used entries that fit into `budget` bytes.  Not thread-safe: its store holds a lock."""
+    """The most recently used entries that fit into `budget` bytes.  Not thread-safe: its store holds a lock.
 
-    def __init__(self, budget: int) -> None:
+    Args:
+        forgotten: is told of every entry that leaves.
+    """
+
+    def __init__(self, budget: int, forgotten: Callable[[str, Owner], object] = lambda key, owner: None) -> None:
         self.budget = budget
+        self._forgotten = forgotten
         self.bytes = 0
         self.evicted = 0
         self._held: OrderedDict[str, tuple[KVEntry, Owner, int]] = OrderedDict()
@@ -67,6 +73,7 @@ class RamTier:
         if held is None:
             return False
         self.bytes -= held[2]
+        self._forgotten(key, held[1])
         return True
 
     def clear(self, of: Owner) -> int:

@@ -13,13 +13,14 @@ _stores: weakref.WeakValueDictionary[tuple[str, str], ChunkStore] = weakref.Weak
 _lock = threading.Lock()
 
 
-def open_store(path: Path | str | None = None, ram_bytes: int = RAM_BYTES, pin_memory: bool = False, *,
-               name: str | None = None) -> ChunkStore:
+def open_store(path: Path | str | None = None, ram_bytes: int = RAM_BYTES, pin_memory: bool = False,
+               disk_bytes: int | None = None, *, name: str | None = None) -> ChunkStore:
     """The store at `path`: the same object for everyone in this process, each of whom closes it once.
 
     A store without a path is known by its `name`: an engine and the connector inside it pass the same
     one to meet.  With neither, the store is new and the caller's own.  Where users ask for different
-    settings, the largest `ram_bytes` counts, and `pin_memory` where any of them wants it.
+    settings, the largest `ram_bytes` and `disk_bytes` count, where None is the largest, and `pin_memory`
+    where any of them wants it.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -29,11 +30,11 @@ def open_store(path: Path | str | None = None, ram_bytes: int = RAM_BYTES, pin_m
     elif name is not None:
         known = ("name", name)
     else:
-        return ChunkStore(None, ram_bytes, pin_memory)
+        return ChunkStore(None, ram_bytes, pin_memory, disk_bytes)
     with _lock:
         store = _stores.get(known)
-        if store is None or not store.join(ram_bytes, pin_memory):
-            store = _stores[known] = ChunkStore(path, ram_bytes, pin_memory)
+        if store is None or not store.join(ram_bytes, pin_memory, disk_bytes):
+            store = _stores[known] = ChunkStore(path, ram_bytes, pin_memory, disk_bytes)
         return store
 
 

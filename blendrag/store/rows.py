@@ -1,0 +1,67 @@
+"""What the manifest says about entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Row:
+    """One entry: where it is, and how to know it.
+
+    Attributes:
+        file: path relative to the store's folder.
+        bytes: size of the file.
+        checksum: blake3 of the file's bytes, 64 hex digits.
+        shape: of keys and of values, as JSON.
+        created, last_used: seconds since 1970; `last_used` is brought up to date with the next write.
+    """
+
+    key: str
+    fingerprint: str
+    namespace: str
+    file: str
+    bytes: int
+    tokens: int
+    checksum: str
+    dtype: str
+    shape: str
+    created: float
+    last_used: float
+
+
+@dataclass(frozen=True)
+class News:
+    """What happened to an owner's findable entries.  Removals come before additions.
+
+    Attributes:
+        added: key, prefix digest and token ids of each.
+        removed: keys, of all owners.
+        last_added, last_removed: numbers to ask with for the next news.
+        more: there is more already.
+        lost: too much was removed since: forget everything, and start from these numbers.
+    """
+
+    added: list[tuple[str, bytes, bytes]]
+    removed: list[str]
+    last_added: int
+    last_removed: int
+    more: bool = False
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What an entry is found by.
+
+    Attributes:
+        prefix: digest of what the chunk was encoded behind.
+        ids: the chunk's token ids, four bytes each, little-endian.
+    """
+
+    prefix: bytes
+    ids: bytes
+
+
+COLUMNS = ", ".join(field.name for field in fields(Row))
+ROW = f"SELECT {COLUMNS} FROM entries WHERE key = ?"
