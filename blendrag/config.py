@@ -18,7 +18,7 @@ from pydantic_settings import (
 )
 
 from blendrag.errors import ConfigError
-from blendrag.policies import POLICIES, Policy, make_policy
+from blendrag.policies import POLICIES, Policy, Share, explain, make_policy
 
 DELIMITER = "\ue000"
 """The default blend delimiter: a private-use character, which `str.strip()` and chat templates leave alone."""
@@ -37,8 +37,12 @@ class BlendConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BLENDRAG_", env_ignore_empty=True, extra="forbid", frozen=True)
 
     policy: str = Field("query", description="which tokens are recomputed: " + ", ".join(POLICIES))
-    ratio: float | None = Field(None, ge=0, le=1, description="share of the reused tokens to recompute")
+    ratio: Share | tuple[Share, ...] | None = Field(
+        None, description="share of the reused tokens to recompute; or one for each of cacheblend's check_layers")
     policy_settings: dict[str, Any] = Field({}, description="further settings of the policy, by name")
+    sparse_attention: int | None = Field(
+        None, ge=0, description="recomputed rows of chunks attend to the prefix, their chunk, recent tokens, and this "
+        "many tokens in the blocks that score best; none: to everything")
 
     delimiter: str = Field(DELIMITER, min_length=1, description="marks chunk boundaries in prompt text")
     keep_delimiter: bool = Field(False, description="leave the delimiter in the prompt, as LMCache does")
@@ -93,7 +97,7 @@ class BlendConfig(BaseSettings):
         Args:
             overrides: per-request `policy` (name, mapping or `Policy`), `ratio`, and further
                 settings of the policy.  A request that names another policy starts from that
-                policy's defaults; `ratio` is kept where both policies have one.
+                policy's defaults; a `ratio` that is one number is kept where both policies have one.
 
         Raises:
             ConfigError: an unknown policy or setting.
@@ -108,7 +112,8 @@ class BlendConfig(BaseSettings):
         name = named.get("policy", self.policy)
         settings = dict(self.policy_settings) if name == self.policy else {}
         kind = POLICIES.get(name) if isinstance(name, str) else None
-        if self.ratio is not None and kind and "ratio" in kind.__dataclass_fields__:
+        if kind and "ratio" in kind.__dataclass_fields__ and (
+                isinstance(self.ratio, float) or (self.ratio is not None and name == self.policy)):
             settings["ratio"] = self.ratio
         settings |= named | {key: value for key, value in overrides.items() if value is not None}
         return make_policy(settings | {"policy": name})
@@ -149,8 +154,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    name = ".".join(map(str, problem["loc"]))
+    name, problem = explain(error)
     if problem["type"] == "extra_forbidden":
         return f"there is no setting {name!r}: choose from {', '.join(BlendConfig.model_fields)}"
     message = problem["msg"].removeprefix("Value error, ")

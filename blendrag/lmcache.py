@@ -25,17 +25,18 @@ def translate(settings: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {"policy": "cacheblend", "policy_settings": {"deviation": "k"},
                               "delimiter": settings.pop("blend_special_str", " # # ")}
     if (ratios := _numbers(settings, "blend_recompute_ratios")) is not None:
-        result["ratio"] = float(ratios[0])
+        result["ratio"] = _one_or_all(ratios)
     if (layers := _numbers(settings, "blend_check_layers")) is not None:
-        if not layers[0].is_integer():
-            raise ConfigError(f"LMCache setting blend_check_layers: {layers[0]} is no layer: give a whole number")
-        result["policy_settings"]["check_layer"] = int(layers[0])
+        if wrong := [layer for layer in layers if not layer.is_integer()]:
+            raise ConfigError(f"LMCache setting blend_check_layers: {wrong[0]} is no layer: give a whole number")
+        result["policy_settings"]["check_layers"] = _one_or_all([int(layer) for layer in layers])
     if (tokens := settings.pop("blend_min_tokens", None)) is not None:
         result["min_chunk_tokens"] = tokens
     if settings.pop("local_cpu", True):
-        if (sizes := _numbers(settings, "max_local_cpu_size")) is None:
-            sizes = [5.0]
-        result["ram_bytes"] = int(sizes[0] * _GIB)
+        size, *more = _numbers(settings, "max_local_cpu_size") or [5.0]
+        if more:
+            raise ConfigError("LMCache setting max_local_cpu_size: give one number of GiB")
+        result["ram_bytes"] = int(size * _GIB)
     if disk := settings.pop("local_disk", None):
         result["store_path"] = str(disk).removeprefix("file://")  # "file://chunks/" is a relative path to LMCache
     settings.pop("enable_blending", None)
@@ -57,6 +58,8 @@ def _numbers(settings: dict[str, Any], key: str) -> list[float] | None:
         numbers = []
     if not numbers:
         raise ConfigError(f"LMCache setting {key}: {value!r} is no list of numbers")
-    if len(numbers) > 1:
-        logger.warning("LMCache setting %s: only the first of %d values is used", key, len(numbers))
     return numbers
+
+
+def _one_or_all(numbers: list[Any]) -> Any:
+    return numbers[0] if len(numbers) == 1 else numbers

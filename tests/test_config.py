@@ -128,6 +128,15 @@ def test_a_request_overrides_the_ratio_and_other_settings():
     assert config.make_policy(ratio=None, layers=[0, 1]) == Query(ratio=0.2, over_rows="mean", layers=(0, 1))
 
 
+def test_ratios_of_several_check_layers_are_for_the_policy_that_has_them():
+    config = BlendConfig(policy="cacheblend", ratio=[0.3, 0.1], policy_settings={"check_layers": [1, 2]})
+    again = BlendConfig(**json.loads(json.dumps(config.model_dump(mode="json"))))
+    assert again.make_policy() == config.make_policy() == CacheBlend((0.3, 0.1), (1, 2))
+    assert config.make_policy(ratio=[0.5, 0.2]) == CacheBlend((0.5, 0.2), (1, 2))
+    assert config.make_policy(ratio=0.5) == CacheBlend(0.5, (1, 2))
+    assert config.make_policy(policy="query") == Query()
+
+
 def test_another_policy_starts_from_its_own_defaults_but_keeps_the_ratio():
     config = BlendConfig(ratio=0.2, policy_settings={"over_rows": "mean"})
     assert config.make_policy(policy="cacheblend") == CacheBlend(ratio=0.2)
@@ -211,7 +220,7 @@ def test_a_usual_lmcache_file_is_understood_without_a_word(yaml_file, caplog):
         blend_check_layers: 2
         blend_min_tokens: 64
         """, caplog)
-    assert config.make_policy() == CacheBlend(ratio=0.2, check_layer=2, deviation="k")
+    assert config.make_policy() == CacheBlend(ratio=0.2, check_layers=2, deviation="k")
     assert (config.delimiter, config.min_chunk_tokens, config.ram_bytes) == (" ## ", 64, int(2.5 * GIB))
     assert config.store_path == Path("/mnt/chunks")
     assert warnings == []
@@ -237,19 +246,15 @@ def test_every_setting_without_a_counterpart_is_named_in_one_warning(yaml_file, 
     ("blend_recompute_ratios: [0.3]", CacheBlend(ratio=0.3)),
     ("blend_recompute_ratios: '0.3'", CacheBlend(ratio=0.3)),
     ("blend_recompute_ratios: null", CacheBlend()),
-    ("blend_check_layers: [3]", CacheBlend(check_layer=3)),
-    ("blend_check_layers: '3'", CacheBlend(check_layer=3)),
+    ("blend_check_layers: [3]", CacheBlend(check_layers=3)),
+    ("blend_check_layers: '3'", CacheBlend(check_layers=3)),
+    ("blend_check_layers: '2, 5'", CacheBlend(check_layers=(2, 5))),
+    ("blend_check_layers: [2, 5]\nblend_recompute_ratios: '0.3,0.1'", CacheBlend((0.3, 0.1), (2, 5))),
+    ("blend_check_layers: [2, 5]\nblend_recompute_ratios: 0.3", CacheBlend(0.3, (2, 5))),
 ])
 def test_lmcaches_lists_may_have_any_of_its_forms(yaml_file, caplog, text, policy):
     config, warnings = from_lmcache(yaml_file, text, caplog)
     assert (config.make_policy(), warnings) == (policy, [])
-
-
-def test_of_several_values_the_first_counts_with_a_warning(yaml_file, caplog):
-    config, warnings = from_lmcache(yaml_file, "blend_recompute_ratios: [0.3, 0.1]\nblend_check_layers: '2, 5'", caplog)
-    assert config.make_policy() == CacheBlend(ratio=0.3, check_layer=2)
-    assert len(warnings) == 2
-    assert all("first of 2 values" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(("disk", "path"), [
@@ -268,13 +273,16 @@ def test_the_disk_is_the_folder_that_lmcache_would_use(yaml_file, caplog, disk, 
 @pytest.mark.parametrize(("text", "said"), [
     ("blend_recompute_ratios: 1.5", "ratio"),
     ("blend_recompute_ratios: []", "blend_recompute_ratios"),
+    ("blend_recompute_ratios: [0.3, 0.1]", "ratio: 2 ratios for 1 check layers"),
     ("blend_recompute_ratios: {a: 1}", "blend_recompute_ratios"),
     ("blend_check_layers: [x]", "blend_check_layers"),
     ("blend_check_layers: [-1]", "check_layer"),
     ("blend_check_layers: [1.5]", "blend_check_layers"),
+    ("blend_check_layers: [1, 2.5]", "blend_check_layers"),
     ("blend_check_layers: [.inf]", "blend_check_layers"),
     ("max_local_cpu_size: lots", "max_local_cpu_size"),
     ("max_local_cpu_size: {a: 1}", "max_local_cpu_size"),
+    ("max_local_cpu_size: [1, 2]", "max_local_cpu_size"),
     ("blend_special_str: 3", "delimiter"),
     ("blend_min_tokens: many", "min_chunk_tokens"),
 ])

@@ -287,9 +287,19 @@ def test_equal_prompts_have_equal_salts(planner):
 
 def test_the_salt_depends_on_the_policy_and_its_settings(planner):
     put(planner, A), put(planner, B)
-    policies = [NoRecompute(), First(), First(3), CacheBlend(), CacheBlend(ratio=0.3), CacheBlend(check_layer=2),
+    policies = [NoRecompute(), First(), First(3), CacheBlend(), CacheBlend(ratio=0.3), CacheBlend(check_layers=2),
                 Query(), Query(ratio=0.3), Query(over_rows="mean")]
     assert len({salt_of(planner, policy=policy.settings()) for policy in policies}) == len(policies)
+
+
+def test_the_salt_depends_on_sparse_attention(planner):
+    put(planner, A), put(planner, B)
+    salts = {salt_of(planner)}
+    for budget in (0, 64):
+        other = Planner(BlendConfig(policy="none", sparse_attention=budget), planner.store)
+        other.facts = planner.facts
+        salts.add(salt_of(other))
+    assert len(salts) == 3
 
 
 def test_the_salt_depends_on_the_entries_that_stand_in_and_on_their_places(planner):

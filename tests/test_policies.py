@@ -45,7 +45,7 @@ def scores_for(layout: Layout, seed: int = 0) -> torch.Tensor:
 
 def selected(policy, layout: Layout, scores=None) -> torch.Tensor:
     """What is computed again; scores are given to those that ask for evidence only."""
-    asked = policy.evidence(num_layers=8) is not None
+    asked = policy.evidence(num_layers=8)
     chosen = policy.select(layout, (scores_for(layout) if scores is None else scores) if asked else None)
     assert chosen.dtype == torch.bool
     assert chosen.shape == layout.reused.shape
@@ -72,13 +72,14 @@ def test_where_nothing_is_reused_nothing_is_chosen(kind):
 @every_policy
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 30, 80])
 def test_evidence_is_measured_in_layers_that_the_model_has(kind, num_layers):
-    evidence = kind().evidence(num_layers)
-    if isinstance(evidence, Attention):
-        assert evidence.layers == tuple(sorted(set(evidence.layers)))
-        assert set(evidence.layers) <= set(range(num_layers))
-        assert evidence.layers
-    elif isinstance(evidence, Deviation):
-        assert 0 <= evidence.layer < num_layers
+    policies = [kind(), *([CacheBlend(check_layers=(1, 5, 99))] if kind is CacheBlend else [])]
+    for evidence in (step for policy in policies for step in policy.evidence(num_layers)):
+        if isinstance(evidence, Attention):
+            assert evidence.layers == tuple(sorted(set(evidence.layers)))
+            assert set(evidence.layers) <= set(range(num_layers))
+            assert evidence.layers
+        else:
+            assert 0 <= evidence.layer < num_layers
 
 
 @every_policy
@@ -177,20 +178,49 @@ def test_a_ratio_is_a_share(kind, ratio):
         make_policy({"policy": kind.name, "ratio": ratio})
 
 
-def test_cacheblend_compares_keys_or_values_at_its_check_layer():
-    assert CacheBlend().evidence(30) == Deviation(layer=1, of="k")
-    assert CacheBlend(check_layer=5, deviation="v").evidence(30) == Deviation(layer=5, of="v")
-    assert CacheBlend(check_layer=99).evidence(30) == Deviation(layer=29, of="k")
-    for wrong in ({"check_layer": -1}, {"deviation": "q"}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            make_policy({"policy": "cacheblend"} | wrong)
+def test_cacheblend_compares_keys_or_values_at_each_check_layer():
+    assert CacheBlend().evidence(30) == (Deviation(layer=1, of="k"),)
+    assert CacheBlend(check_layers=5, deviation="v").evidence(30) == (Deviation(layer=5, of="v"),)
+    assert CacheBlend(check_layers=(2, 7)).evidence(30) == (Deviation(2, "k"), Deviation(7, "k"))
+
+
+def test_check_layers_that_a_model_lacks_are_its_last_ones():
+    assert CacheBlend(check_layers=99).evidence(30) == (Deviation(layer=29, of="k"),)
+    assert CacheBlend(check_layers=(1, 50, 99)).evidence(30) == (Deviation(1, "k"), Deviation(28, "k"),
+                                                                 Deviation(29, "k"))
+
+
+def test_cacheblend_takes_one_ratio_or_one_for_each_check_layer():
+    layout = Layout(torch.ones(100, dtype=torch.bool), ((0, 100),))
+    for policy, counts in ((CacheBlend(0.2, (1, 2)), [20, 20]), (CacheBlend((0.5, 0.1), (1, 2)), [50, 10]),
+                           (CacheBlend((0.3,), 1), [30])):
+        assert [int(policy.select(layout, scores_for(layout), step).sum()) for step in range(len(counts))] == counts
+        assert make_policy(json.loads(json.dumps(policy.settings()))) == policy
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"deviation": "q"}, "deviation: "),
+    ({"check_layers": -1}, "check_layers: .*greater than or equal to 0"),
+    ({"check_layers": [1, -1]}, r"check_layers\.1: .*greater than or equal to 0"),
+    ({"check_layers": []}, "check_layers: .*name each layer once"),
+    ({"check_layers": [2, 1]}, "check_layers: .*name each layer once"),
+    ({"check_layers": [1, 1]}, "check_layers: .*name each layer once"),
+    ({"ratio": [0.2, 0.1]}, "ratio: 2 ratios for 1 check layers: give one"),
+    ({"ratio": [], "check_layers": [1]}, "ratio: 0 ratios for 1 check layers"),
+    ({"ratio": [0.1, 0.2], "check_layers": [1, 2]}, "ratio: .* grows"),
+    ({"ratio": [0.1, 2], "check_layers": [1, 2]}, r"ratio\.1: .*less than or equal to 1"),
+    ({"check_layer": 1}, "no setting check_layer: it takes check_layers"),
+])
+def test_cacheblend_refuses_layers_and_ratios_that_do_not_fit(wrong, said):
+    with pytest.raises(ConfigError, match=f"policy 'cacheblend'.*{said}"):
+        make_policy({"policy": "cacheblend"} | wrong)
 
 
 def test_query_measures_attention_in_a_range_of_the_depth():
-    assert Query().evidence(30) == Attention(layers=tuple(range(19, 24)), over_rows="norm")
-    assert Query(layers=(0.0, 1.0), over_rows="mean").evidence(4) == Attention((0, 1, 2, 3), "mean")
-    assert Query(layers=(0.66, 0.8)).evidence(10) == Attention((6, 7), "norm")
-    assert Query(layers=(1.0, 1.0)).evidence(10) == Attention((9,), "norm")
+    assert Query().evidence(30) == (Attention(layers=tuple(range(19, 24)), over_rows="norm"),)
+    assert Query(layers=(0.0, 1.0), over_rows="mean").evidence(4) == (Attention((0, 1, 2, 3), "mean"),)
+    assert Query(layers=(0.66, 0.8)).evidence(10) == (Attention((6, 7), "norm"),)
+    assert Query(layers=(1.0, 1.0)).evidence(10) == (Attention((9,), "norm"),)
 
 
 @pytest.mark.parametrize("wrong", [{"layers": [0.8, 0.2]}, {"layers": [0.5]}, {"layers": [0, 2]}, {"layers": 0.5},

@@ -27,7 +27,7 @@ def test_attention_kernel(window: int, soft_cap: float, holes: bool) -> None:
     if holes:
         valid = (torch.rand(keys, generator=generator) > 0.3).to(DEVICE)
         valid[positions] = True
-    found = attend_triton(q, k, v, positions, valid, scale=0.2, window=window, soft_cap=soft_cap)
+    found = attend_triton(q, k, v, Rows(positions, keys, valid), scale=0.2, window=window, soft_cap=soft_cap)
     expected = attend(q.cpu(), k.cpu(), v.cpu(), Rows(positions.cpu(), keys, None if valid is None else valid.cpu()),
                       scale=0.2, window=window, soft_cap=soft_cap)
     torch.testing.assert_close(found.cpu(), expected, atol=2e-3 if DEVICE.type == "cuda" else 1e-5, rtol=1e-3)

@@ -7,9 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from blendrag.errors import ConfigError
-from blendrag.policies.base import Attention, Deviation, Evidence, Layout, Policy
+from blendrag.policies.base import Attention, Deviation, Evidence, Layout, Policy, Share
 from blendrag.policies.cacheblend import CacheBlend
 from blendrag.policies.first import First
 from blendrag.policies.full import Full
@@ -19,7 +20,7 @@ from blendrag.policies.query import Query
 POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Full, NoRecompute, First, CacheBlend, Query)}
 
 __all__ = ["POLICIES", "Attention", "CacheBlend", "Deviation", "Evidence", "First", "Full", "Layout", "NoRecompute",
-           "Policy", "Query", "make_policy"]
+           "Policy", "Query", "Share", "explain", "make_policy"]
 
 
 def make_policy(spec: str | Policy | Mapping[str, Any]) -> Policy:
@@ -45,10 +46,13 @@ def make_policy(spec: str | Policy | Mapping[str, Any]) -> Policy:
     try:
         policy: Policy = TypeAdapter(kind).validate_python(settings)
     except ValidationError as error:
-        raise ConfigError(f"policy {name!r}: {_first_problem(error)}") from error
+        setting, problem = explain(error)
+        raise ConfigError(f"policy {name!r}: {setting}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from error
     return policy
 
 
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+def explain(error: ValidationError) -> tuple[str, ErrorDetails]:
+    """The setting that is wrong and what is wrong with it; of a union, how the form that fits best fails."""
+    problem = max(error.errors(), key=lambda problem: len(problem["loc"]))
+    names = [str(part) for number, part in enumerate(problem["loc"]) if number == 0 or isinstance(part, int)]
+    return ".".join(names), problem

@@ -17,8 +17,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Deviation:
     """Evidence: how far a token's stored key or value is from a freshly computed one.
 
-    All rows of the prompt are computed up to `layer`; the score of a token is the squared L2
-    distance over heads and head size there.  Cost: `layer` layers of a full prefill.
+    All rows of the prompt, or those that earlier evidence left, are computed up to `layer`; the
+    score of a token is the squared L2 distance over heads and head size there.  Their fresh KV
+    stays: later passes see it in place of the stored.  Cost: `layer` layers of these rows.
     """
 
     layer: int
@@ -66,20 +67,23 @@ class Policy(ABC):
 
     name: ClassVar[str]
 
-    def evidence(self, num_layers: int) -> Evidence | None:
-        """What has to be measured before `select`; None where nothing has."""
-        return None
+    def evidence(self, num_layers: int) -> tuple[Evidence, ...]:
+        """What has to be measured, one step after the other; `select` is asked after each.  Empty: nothing."""
+        return ()
 
     @abstractmethod
-    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
-        """The tokens to compute again.
+    def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
+        """The tokens to compute again, as far as is known after a step.
 
         Args:
             layout: where the reused chunks lie.
-            scores: float32 [tokens], the evidence asked for; None where none was asked for.
+            scores: float32 [tokens], what the step measured; minus infinity where the step before did not
+                choose the token.  None where the policy asks for no evidence.
+            step: index of the evidence.
 
         Returns:
-            bool [tokens] on the device of `layout.reused`; True outside `layout.reused` is ignored.
+            bool [tokens] on the device of `layout.reused`; True outside `layout.reused`, and for tokens that the
+            step before did not choose, is ignored.
         """
 
     def settings(self) -> dict[str, Any]:

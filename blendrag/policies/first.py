@@ -20,7 +20,7 @@ class First(Policy):
 
     tokens: Annotated[int, Field(ge=0)] = 16
 
-    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
+    def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         chosen = torch.zeros_like(layout.reused)
         for start, end in layout.chunks:
             chosen[start : min(end, start + self.tokens)] = True

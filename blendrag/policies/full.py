@@ -14,5 +14,5 @@ class Full(Policy):
 
     name: ClassVar[str] = "full"
 
-    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
+    def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         return layout.reused.clone()

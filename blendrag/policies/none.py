@@ -14,5 +14,5 @@ class NoRecompute(Policy):
 
     name: ClassVar[str] = "none"
 
-    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
+    def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         return torch.zeros_like(layout.reused)

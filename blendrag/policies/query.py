@@ -31,11 +31,11 @@ class Query(Policy):
     layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.66, 0.8)
     over_rows: Literal["norm", "mean"] = "norm"
 
-    def evidence(self, num_layers: int) -> Evidence:
+    def evidence(self, num_layers: int) -> tuple[Evidence, ...]:
         first = min(int(self.layers[0] * num_layers), num_layers - 1)
         last = max(first + 1, round(self.layers[1] * num_layers))
-        return Attention(layers=tuple(range(first, min(last, num_layers))), over_rows=self.over_rows)
+        return (Attention(layers=tuple(range(first, min(last, num_layers))), over_rows=self.over_rows),)
 
-    def select(self, layout: Layout, scores: torch.Tensor | None) -> torch.Tensor:
+    def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         assert scores is not None
         return best(layout, scores, self.ratio)

@@ -3,6 +3,9 @@
 A row at position p sees the keys at positions `k <= p` (and, with a sliding window w, `k > p - w`).
 Flash kernels' `causal=True` aligns the last row with the last key instead, which lets scattered rows
 see the future.
+
+With `Sparsity`, rows are taken in an order in which those that see alike are neighbours, so that the keys that none of
+a tile's rows sees can be left out.
 """
 
 from __future__ import annotations
@@ -12,7 +15,13 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from blendrag.runtime.sparsity import BLOCK, Sparsity
+
 _TILE = 256  # smaller tiles skip more keys, larger ones keep the cores busier
+_SPARSE_TILE = 64  # where there is more to skip
+
+Index = slice | torch.Tensor
+Tile = tuple[Index, Index, torch.Tensor]
 
 
 @dataclass
@@ -23,29 +32,57 @@ class Rows:
         positions: int64 [rows], ascending, on the model's device.
         keys: number of keys; the key at index i has position i.
         valid: bool [keys]; False where there is no KV. None: all valid.
+        sparsity: what else they do not see, of a prompt with as many tokens as there are keys. None: nothing.
     """
 
     positions: torch.Tensor
     keys: int
     valid: torch.Tensor | None = None
-    _masks: dict[tuple[int, torch.dtype], list[tuple[slice, slice, torch.Tensor]]] = field(default_factory=dict)
+    sparsity: Sparsity | None = None
+    _masks: dict[tuple[int, torch.dtype], list[Tile]] = field(default_factory=dict)
+    _blocks: dict[tuple[int, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
-    def masks(self, window: int, dtype: torch.dtype) -> list[tuple[slice, slice, torch.Tensor]]:
+    def masks(self, window: int, dtype: torch.dtype) -> list[Tile]:
         """`(rows, keys, mask)` tiles that skip what no row of the tile sees; computed once for all layers.
 
         A mask is added to the logits: 0 where a row sees a key, minus infinity where it does not.
         """
         if (window, dtype) not in self._masks:
-            self._masks[window, dtype] = [self._tile(at, window, dtype) for at in range(0, len(self.positions), _TILE)]
+            self._masks[window, dtype] = [self._tile(rows, window, dtype) for rows in self._cut()]
         return self._masks[window, dtype]
 
-    def _tile(self, at: int, window: int, dtype: torch.dtype) -> tuple[slice, slice, torch.Tensor]:
-        positions = self.positions[at : at + _TILE]
+    def blocks(self, window: int, height: int) -> tuple[torch.Tensor, ...]:
+        """What the Triton kernel must know of `sparsity`; computed once for all layers.
+
+        Returns:
+            order: int64 [rows], in which the rows are cut into row blocks of `height`.
+            groups: int64 [rows], of each row.
+            blocks, counts: see `Sparsity.key_blocks`.
+        """
+        assert self.sparsity is not None
+        if (window, height) not in self._blocks:
+            order, _ = self.sparsity.order(self.positions)
+            blocks, counts = self.sparsity.key_blocks(self.positions[order], height, window)
+            self._blocks[window, height] = order, self.sparsity.groups[self.positions], blocks, counts
+        return self._blocks[window, height]
+
+    def _cut(self) -> list[Index]:
+        total = len(self.positions)
+        if self.sparsity is None:
+            return [slice(at, min(at + _TILE, total)) for at in range(0, total, _TILE)]
+        order, sparse = self.sparsity.order(self.positions)
+        return [*torch.split(order[:sparse], _SPARSE_TILE), *torch.split(order[sparse:], _TILE)]
+
+    def _tile(self, rows: Index, window: int, dtype: torch.dtype) -> Tile:
+        positions = self.positions[rows]
         first = max(0, int(positions[0]) - window + 1) if window else 0
         last = min(self.keys, int(positions[-1]) + 1)
         seen = self.visible(positions, first, last, window)
+        keys: Index = slice(first, last)
+        if self.sparsity is not None and not (some := seen.any(0)).all():
+            seen, keys = seen[:, some], first + some.nonzero()[:, 0]
         mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
-        return slice(at, at + len(positions)), slice(first, last), mask
+        return rows, keys, mask
 
     def visible(self, positions: torch.Tensor, first: int, last: int, window: int) -> torch.Tensor:
         """bool [len(positions), last - first]: which of the keys `first..last` each position sees."""
@@ -55,6 +92,9 @@ class Rows:
             seen &= keys[None] > positions[:, None] - window
         if self.valid is not None:
             seen &= self.valid[None, first:last]
+        if self.sparsity is not None:
+            blocks = torch.arange(-(-last // BLOCK), device=positions.device)
+            seen &= self.sparsity.permits(positions, blocks)[:, keys // BLOCK]
         return seen
 
 
@@ -74,7 +114,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, sca
     if q.is_cuda:
         from blendrag.runtime.triton_attention import attend_triton
 
-        return attend_triton(q, k, v, rows.positions, rows.valid, scale=scale, window=window, soft_cap=soft_cap)
+        return attend_triton(q, k, v, rows, scale=scale, window=window, soft_cap=soft_cap)
     out = torch.empty_like(q)
     for at, seen, mask in rows.masks(window, q.dtype):
         if soft_cap:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-from blendrag.policies import Attention, Deviation, Full, Layout, Policy, make_policy
+from blendrag.policies import Attention, Evidence, Full, Layout, Policy, make_policy
 from blendrag.runtime.context import Context
 from blendrag.runtime.entries import Entries
 from blendrag.runtime.forward import Forward
 from blendrag.runtime.lanes import AttentionLane, BlendLane, DeviationLane
 from blendrag.runtime.messages import BlendJob, BlendReport
 from blendrag.runtime.model import BlendModel
+from blendrag.runtime.sparsity import Sparsity
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +32,25 @@ class _Work:
     report: BlendReport
     context: Context
     ids: torch.Tensor
-    scores: torch.Tensor | None = None
-    needed: torch.Tensor | None = None
+    layout: Layout
+    chosen: torch.Tensor  # bool [tokens]: the reused tokens that will be computed again, as far as is known
+    needed: torch.Tensor  # bool [tokens]: others that will be
+    sparsity: Sparsity | None = None
 
 
 class Blender:
-    """Blends with the model vLLM loaded.  Runs in the worker, between vLLM's own forwards."""
+    """Blends with the model vLLM loaded.  Runs in the worker, between vLLM's own forwards.
 
-    def __init__(self, model: BlendModel, forward: Forward, entries: Entries) -> None:
+    Args:
+        sparse_attention: see `BlendConfig`.
+    """
+
+    def __init__(self, model: BlendModel, forward: Forward, entries: Entries,
+                 sparse_attention: int | None = None) -> None:
         self.model = model
         self.forward = forward
         self.entries = entries
+        self.sparse_attention = sparse_attention
         self._ranks = entries.ranks
 
     def blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
@@ -66,7 +75,7 @@ class Blender:
 
     def _blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
         works = self._load(jobs)
-        self._score(works)
+        self._choose(works)
         started = time.perf_counter()
         lanes = [self._lane(work) for work in works]
         self.forward.run(lanes)
@@ -86,60 +95,69 @@ class Blender:
             had = [(placement, entry) for placement in job.placements if (entry := entries[placement.key]) is not None]
             report = BlendReport(damaged=[p.key for p in job.placements if entries[p.key] is None])
             policy = make_policy(job.policy)
-            useful = policy.evidence(len(self.model.layers)) is not None or self.model.device.type == "cuda"
+            useful = bool(policy.evidence(len(self.model.layers))) or self.model.device.type == "cuda"
             context = Context(self.model, len(job.token_ids), had, keep_bytes if useful else 0)
-            works.append(_Work(job, policy, report, context, self._tensor(job.token_ids)))
+            layout = _layout(context)
+            works.append(_Work(job, policy, report, context, self._tensor(job.token_ids), layout,
+                               layout.reused.clone(), ~context.stored))
         seconds = time.perf_counter() - started
         for work in works:
             work.report.load_s = seconds
         return works
 
-    def _score(self, works: Sequence[_Work]) -> None:
-        """Runs the scoring passes, requests that need the same evidence together."""
-        groups: dict[Attention | Deviation, list[_Work]] = {}
-        for work in works:
-            evidence = work.policy.evidence(len(self.model.layers))
-            if evidence is not None and any(not p.exact for p, _ in work.context.entries):
-                groups.setdefault(evidence, []).append(work)
-        for evidence, members in groups.items():
-            started = time.perf_counter()
-            lanes = [self._evidence_lane(work, evidence) for work in members]
-            self.forward.run(lanes)
-            self._synchronize()
-            seconds = time.perf_counter() - started
-            for work, lane in zip(members, lanes, strict=True):
-                work.scores = lane.scores
-                if isinstance(lane, AttentionLane):
-                    work.needed = lane.positions  # their KV in the context is the scoring pass's: compute it anew
-                work.report.score_s = seconds
-                work.report.row_layers += len(lane.positions) * lane.depth
+    def _choose(self, works: Sequence[_Work]) -> None:
+        """Asks the policies which rows to compute, after the scoring passes that they want."""
+        works = [work for work in works if work.layout.chunks]
+        wanted = [work.policy.evidence(len(self.model.layers)) for work in works]
+        for work, steps in zip(works, wanted, strict=True):
+            if not steps:
+                self._narrow(work, None, 0)
+        for step in range(max(map(len, wanted), default=0)):
+            groups: dict[Evidence, list[_Work]] = {}
+            for work, steps in zip(works, wanted, strict=True):
+                if step < len(steps):
+                    groups.setdefault(steps[step], []).append(work)
+            for evidence, members in groups.items():
+                self._score(members, evidence, step)
 
-    def _evidence_lane(self, work: _Work, evidence: Attention | Deviation) -> AttentionLane | DeviationLane:
-        if isinstance(evidence, Deviation):
-            return DeviationLane(work.context, work.ids, evidence, self._ranks)
-        question_start = min(work.job.question_start, len(work.ids) - 1)
-        return AttentionLane(work.context, work.ids, question_start, evidence, self._ranks)
+    def _score(self, works: Sequence[_Work], evidence: Evidence, step: int) -> None:
+        """One scoring pass, of all requests that need the same evidence."""
+        started = time.perf_counter()
+        lanes = [self._evidence_lane(work, evidence, step) for work in works]
+        self.forward.run(lanes)
+        self._synchronize()
+        seconds = time.perf_counter() - started
+        for work, lane in zip(works, lanes, strict=True):
+            if step == 0 and self.sparse_attention is not None:
+                work.sparsity = Sparsity.choose(work.layout, lane.scores * work.context.stored, self.sparse_attention)
+            self._narrow(work, lane.scores, step)
+            if isinstance(lane, AttentionLane):
+                work.needed[lane.positions] = True  # their KV in the context is the scoring pass's: compute it anew
+            work.report.score_s += seconds
+            work.report.row_layers += len(lane.positions) * lane.depth
+
+    def _narrow(self, work: _Work, scores: torch.Tensor | None, step: int) -> None:
+        """Leaves those of the chosen tokens that the policy still wants; it never gets one back."""
+        if scores is not None:
+            scores = scores.masked_fill(~work.chosen, float("-inf"))
+        work.chosen = self._ranks.first(work.chosen & work.policy.select(work.layout, scores, step))
+
+    def _evidence_lane(self, work: _Work, evidence: Evidence, step: int) -> AttentionLane | DeviationLane:
+        if isinstance(evidence, Attention):
+            question_start = min(work.job.question_start, len(work.ids) - 1)
+            return AttentionLane(work.context, work.ids, question_start, evidence, self._ranks)
+        rows = work.needed | work.chosen if step else torch.ones_like(work.chosen)
+        return DeviationLane(work.context, work.ids, rows, evidence, self._ranks)
 
     def _lane(self, work: _Work) -> BlendLane:
         stored = work.context.stored
-        reused = torch.zeros_like(stored)
-        chunks = [(p.start, p.end) for p, _ in work.context.entries if not p.exact]
-        for start, end in chunks:
-            reused[start:end] = True
-        if isinstance(work.policy, Full):
-            rows = torch.ones_like(stored)
-        else:
-            chosen = work.policy.select(Layout(reused, tuple(chunks)), work.scores) if chunks else reused
-            rows = ~stored | (chosen & reused)
-        if work.needed is not None:
-            rows[work.needed] = True
+        rows = torch.ones_like(stored) if isinstance(work.policy, Full) else work.needed | work.chosen
         rows[-1] = True  # a pass needs a row
-        rows = self._ranks.first(rows)
         count = int(rows.sum())
         work.report.recomputed = int((rows & stored).sum())
         work.report.reused = int(stored.sum()) - work.report.recomputed
         work.report.row_layers += count * len(self.model.layers)
-        return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids)
+        return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids, work.sparsity)
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
@@ -155,3 +173,11 @@ class Blender:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()
 
+
+def _layout(context: Context) -> Layout:
+    """Where the approximate entries of a context stand."""
+    chunks = tuple((placement.start, placement.end) for placement, _ in context.entries if not placement.exact)
+    reused = torch.zeros_like(context.stored)
+    for start, end in chunks:
+        reused[start:end] = True
+    return Layout(reused, chunks)

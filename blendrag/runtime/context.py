@@ -47,11 +47,13 @@ class Context:
         if model.device.type == "cuda":
             self._prepare_gather()
         self._earlier: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._retained: dict[int, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K (rotated) and V of a layer, [tokens, kv heads, head size]; zero where there is none.
 
-        A kept layer also holds the rows that earlier passes merged into it.
+        Rows that were retained stand in place of stored ones; a kept layer also holds all that earlier passes merged
+        into it.
         """
         if index in self._kept:
             return self._kept[index]
@@ -69,10 +71,20 @@ class Context:
             k.index_copy_(0, self._places, self._rotated(rotation, keys))
             for placement, entry in self.entries:
                 v[placement.start : placement.end] = self._fetch(entry.v, index, placement)
+        for positions, fresh_k, fresh_v in self._retained.get(index, ()):
+            k[positions], v[positions] = fresh_k, fresh_v
         if k.nbytes + v.nbytes <= self._keep_bytes:
             self._keep_bytes -= k.nbytes + v.nbytes
             self._kept[index] = k, v
         return k, v
+
+    def retain(self, index: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Lets fresh rows of a layer stand in for stored ones in later passes."""
+        if index in self._kept:
+            kept_k, kept_v = self._kept[index]
+            kept_k[positions], kept_v[positions] = k, v
+        else:
+            self._retained.setdefault(index, []).append((positions, k.clone(), v.clone()))
 
     def merged(self, index: int, part: Part, positions: torch.Tensor, k: torch.Tensor,
                v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ from blendrag.runtime.context import Context
 from blendrag.runtime.forward import Lane, Part
 from blendrag.runtime.model import BlendModel, Layer
 from blendrag.runtime.ranks import Ranks
+from blendrag.runtime.sparsity import Sparsity
 from blendrag.store import KVEntry
 
 _LEAD = 64
@@ -20,18 +21,19 @@ class _ContextLane(Lane):
     """Rows of a prompt over its context.  `mask` says which tokens are rows: bool [tokens]."""
 
     def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor,
-                 valid: torch.Tensor | None = None) -> None:
+                 valid: torch.Tensor | None = None, sparsity: Sparsity | None = None) -> None:
         self.context = context
         self.positions = mask.nonzero()[:, 0]
         self.ids = ids[self.positions]
         self._valid = valid
+        self._sparsity = sparsity
         self._rows: dict[int, Rows] = {}
 
     def rows(self, part: Part) -> Rows:
         """What the part's rows may see; kept so that masks are built once for all layers."""
         key = part.rows.start
         if key not in self._rows:
-            self._rows[key] = Rows(self.positions[part.rows], self.context.tokens, self._valid)
+            self._rows[key] = Rows(self.positions[part.rows], self.context.tokens, self._valid, self._sparsity)
         return self._rows[key]
 
 
@@ -39,8 +41,8 @@ class BlendLane(_ContextLane):
     """Recomputes rows over the context and writes the merged KV to the paged cache."""
 
     def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor, write_from: int,
-                 block_ids: tuple[list[int], ...]) -> None:
-        super().__init__(context, ids, mask)
+                 block_ids: tuple[list[int], ...], sparsity: Sparsity | None = None) -> None:
+        super().__init__(context, ids, mask, sparsity=sparsity)
         self._write_from = write_from
         self._slots: dict[int, torch.Tensor] = {}
         for layer in context.model.layers:
@@ -118,10 +120,16 @@ class AttentionLane(_ContextLane):
 
 
 class DeviationLane(_ContextLane):
-    """Computes all rows up to the check layer and compares; see `blendrag.policies.Deviation`."""
+    """Computes rows up to the check layer and compares; see `blendrag.policies.Deviation`.
 
-    def __init__(self, context: Context, ids: torch.Tensor, evidence: Deviation, ranks: Ranks) -> None:
-        super().__init__(Context(context.model, context.tokens, ()), ids, torch.ones_like(context.stored))
+    The context retains the fresh KV, so that a later pass over fewer rows sees what it would have seen had this one
+    gone on with them.  Of layer 0 there is nothing to retain: it depends on nothing but the token and its place.
+    """
+
+    def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor, evidence: Deviation,
+                 ranks: Ranks) -> None:
+        over = Context(context.model, context.tokens, ()) if mask.all() else context  # nothing stored would be seen
+        super().__init__(over, ids, mask)
         self._stored = context
         self._evidence = evidence
         self._ranks = ranks
@@ -136,6 +144,9 @@ class DeviationLane(_ContextLane):
             fresh, stored = (k, stored_k) if self._evidence.of == "k" else (v, stored_v)
             self.scores[positions] = self._ranks.total(
                 (fresh.float() - stored[positions].float()).square().sum((1, 2)))
+        if index > 0:
+            self._stored.retain(index, positions, k, v)
+        if index == self._evidence.layer:
             return None
         all_k, all_v = self.context.merged(index, part, positions, k, v)
         return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,

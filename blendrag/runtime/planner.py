@@ -119,12 +119,11 @@ class Planner:
         assert self.facts is not None
         return entry_key(self.facts.fingerprint, self.config.namespace, digest, ids)
 
-    @staticmethod
-    def _salt(plan: Plan, ids: npt.NDArray[np.int64]) -> bytes:
+    def _salt(self, plan: Plan, ids: npt.NDArray[np.int64]) -> bytes:
         """Names all that the approximate KV of this prompt depends on besides the tokens before it."""
         placed = [(p.start, p.end, p.offset, p.key) for p in plan.placements]
-        salt = blake3(repr([plan.policy.settings(), placed]).encode())
-        if plan.policy.evidence(num_layers=2) is not None:
+        salt = blake3(repr([plan.policy.settings(), self.config.sparse_attention, placed]).encode())
+        if plan.policy.evidence(num_layers=2):
             salt.update(ids.tobytes()).update(str(plan.question_start).encode())
         return salt.digest(16)
 

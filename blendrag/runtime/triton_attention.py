@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 
+from blendrag.runtime.sparsity import BLOCK
+
+if TYPE_CHECKING:
+    from blendrag.runtime.attention import Rows
+
 
 @triton.jit
-def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, num_rows, scale, soft_cap,
+def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, order_ptr, group_ptr, allowed_ptr,
+                   list_ptr, count_ptr, num_rows, num_blocks, scale, soft_cap,
                    q_row, q_head, k_token, k_head, v_token, v_head, out_row, out_head,
                    group: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, window: tl.constexpr,
-                   has_valid: tl.constexpr, capped: tl.constexpr, precision: tl.constexpr,
-                   block_rows: tl.constexpr, block_keys: tl.constexpr):
+                   has_valid: tl.constexpr, sparse: tl.constexpr, capped: tl.constexpr, precision: tl.constexpr,
+                   block_rows: tl.constexpr, block_keys: tl.constexpr, block: tl.constexpr):
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     dims = tl.arange(0, padded)
     row_ok = rows < num_rows
     dim_ok = dims < size
+    if sparse:
+        rows = tl.load(order_ptr + rows, mask=row_ok, other=0)
     position = tl.load(position_ptr + rows, mask=row_ok, other=-1)
     end = tl.max(position) + 1
     begin = 0
     if window > 0:
         lowest = tl.min(tl.where(row_ok, position, end))
         begin = tl.maximum(0, lowest - window + 1) // block_keys * block_keys
+    pieces = (end - begin + block_keys - 1) // block_keys
+    if sparse:
+        pieces = tl.load(count_ptr + tl.program_id(0)) * (block // block_keys)
+        allowed_row = allowed_ptr + tl.load(group_ptr + rows, mask=row_ok, other=0) * num_blocks
     wide = rows.to(tl.int64)
     q = tl.load(q_ptr + wide[:, None] * q_row + head * q_head + dims[None, :],
                 mask=row_ok[:, None] & dim_ok[None, :], other=0.0)
@@ -32,7 +46,11 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, num_ro
     acc = tl.zeros([block_rows, padded], tl.float32)
     k_base = k_ptr + (head // group) * k_head
     v_base = v_ptr + (head // group) * v_head
-    for start in range(begin, end, block_keys):
+    for piece in range(pieces):
+        start = begin + piece * block_keys
+        if sparse:
+            key_block = tl.load(list_ptr + tl.program_id(0) * num_blocks + piece // (block // block_keys))
+            start = key_block * block + piece % (block // block_keys) * block_keys
         keys = start + tl.arange(0, block_keys)
         key_ok = keys < end
         wide_keys = keys.to(tl.int64)
@@ -47,6 +65,9 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, num_ro
             seen = seen & (keys[None, :] > position[:, None] - window)
         if has_valid:
             seen = seen & (tl.load(valid_ptr + keys, mask=key_ok, other=0)[None, :] != 0)
+        if sparse:
+            allowed = tl.load(allowed_row + key_block, mask=row_ok, other=0) != 0
+            seen = seen & (allowed | (key_block >= position // block - 1))[:, None]
         x = tl.where(seen, x, -1e30)
         new_best = tl.maximum(best, tl.max(x, 1))
         # A tile in which a row sees nothing must add nothing to it.
@@ -62,16 +83,23 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, num_ro
              out.to(out_ptr.dtype.element_ty), mask=row_ok[:, None] & dim_ok[None, :])
 
 
-def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor,
-                  valid: torch.Tensor | None, *, scale: float, window: int, soft_cap: float) -> torch.Tensor:
+def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, scale: float, window: int,
+                  soft_cap: float) -> torch.Tensor:
     """See `blendrag.runtime.attention.attend`; the last dimension of q, k and v must be contiguous."""
-    rows, heads, size = q.shape
-    out = torch.empty((rows, heads, size), dtype=q.dtype, device=q.device)
+    count, heads, size = q.shape
+    out = torch.empty((count, heads, size), dtype=q.dtype, device=q.device)
     wide = q.element_size() > 2
     block_rows, block_keys = (64, 32) if wide else (128, 64)  # what fits into Hopper's shared memory
-    _attend_kernel[(triton.cdiv(rows, block_rows), heads)](
-        q, k, v, out, positions, valid if valid is not None else positions, rows, scale, soft_cap,
+    unused = rows.positions
+    order = groups = allowed = key_blocks = key_counts = unused
+    if rows.sparsity is not None:
+        order, groups, key_blocks, key_counts = rows.blocks(window, block_rows)
+        allowed = rows.sparsity.allowed
+    _attend_kernel[(triton.cdiv(count, block_rows), heads)](
+        q, k, v, out, rows.positions, unused if rows.valid is None else rows.valid, order, groups, allowed,
+        key_blocks, key_counts, count, key_blocks.shape[-1], scale, soft_cap,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
-        heads // k.shape[1], size, max(16, triton.next_power_of_2(size)), window, valid is not None, soft_cap > 0,
-        "ieee" if wide else "tf32", block_rows, block_keys, num_warps=8, num_stages=3)
+        heads // k.shape[1], size, max(16, triton.next_power_of_2(size)), window, rows.valid is not None,
+        rows.sparsity is not None, soft_cap > 0, "ieee" if wide else "tf32", block_rows, block_keys, BLOCK,
+        num_warps=8, num_stages=3)
     return out

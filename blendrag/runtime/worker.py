@@ -45,7 +45,7 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         entries = Entries(connector.store, connector.config.namespace, model.fingerprint)
         forward = Forward(model)
         self._encoder: Encoder | None = Encoder(model, forward, entries)
-        connector.attach(Blender(model, forward, entries), self._encoder)
+        connector.attach(Blender(model, forward, entries, connector.config.sparse_attention), self._encoder)
 
     def blendrag_encode(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
                         neutral: bool) -> list[tuple[str, bool]]:
