@@ -30,6 +30,11 @@ def load_tokenizer(model_config: Any) -> Any:
     return cached_tokenizer_from_config(model_config)
 
 
+def in_one_process(vllm_config: VllmConfig) -> bool:
+    """Whether the scheduler and the only worker share a process."""
+    return vllm_config.parallel_config.distributed_executor_backend == "uni"
+
+
 def busy(engine: Any) -> bool:
     """Whether an `LLMEngine` in this process has anything to do: requests, or work of its connector."""
     return bool(engine.has_unfinished_requests() or engine.engine_core.engine_core.scheduler.has_requests())

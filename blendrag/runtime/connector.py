@@ -7,9 +7,6 @@ the blocks, and before its own forward the worker half fills them (`start_load_k
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -24,13 +21,14 @@ from vllm.platforms import current_platform
 
 from blendrag.config import BlendConfig
 from blendrag.runtime.blender import Blender
-from blendrag.runtime.compat import hash_block_size, load_tokenizer
+from blendrag.runtime.compat import hash_block_size, in_one_process, load_tokenizer
 from blendrag.runtime.encoder import Encoder
 from blendrag.runtime.marks import MARKS, marks_of
 from blendrag.runtime.messages import BlendJob, BlendMetadata, BlendReport, BlendReports, ModelFacts
 from blendrag.runtime.planner import Plan, Planner
 from blendrag.runtime.populator import Populator
 from blendrag.runtime.salt import salt_block_hashes
+from blendrag.runtime.scratch import Scratch, scratch_path
 from blendrag.store import ChunkStore, open_store
 from blendrag.store.keys import NEUTRAL
 from blendrag.tokens import SegmentTokenizer
@@ -57,14 +55,13 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         # Unlike the rest, this is known to all processes of an engine, and to no other engine.
         identity = str(self._kv_transfer_config.engine_id)
-        path = self.config.store_path
-        self._own_folder: Path | None = None
-        if path is None and vllm_config.parallel_config.tensor_parallel_size > 1:
-            # The ranks are processes; the scheduler half must see what they have stored.
-            path = Path(tempfile.gettempdir(), f"blendrag-{identity}")
-            self._own_folder = path if role is KVConnectorRole.SCHEDULER else None
+        path, disk_bytes = self.config.store_path, self.config.disk_bytes
+        self._scratch: Scratch | None = None
+        if path is None and not in_one_process(vllm_config):
+            path, disk_bytes = scratch_path(identity), self.config.ram_bytes
+            self._scratch = Scratch(path) if role is KVConnectorRole.SCHEDULER else None
         self.store: ChunkStore = open_store(
-            path, self.config.ram_bytes, pin_memory=current_platform.is_cuda(), name=identity)
+            path, self.config.ram_bytes, pin_memory=current_platform.is_cuda(), disk_bytes=disk_bytes, name=identity)
         self.planner = Planner(self.config, self.store)
         self.populator = Populator(lambda ids: self.planner.key(NEUTRAL, ids), self.planner.present)
         self.blender: Blender | None = None
@@ -216,5 +213,5 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         if not self._shut_down:
             self._shut_down = True
             self.store.close()
-            if self._own_folder is not None:
-                shutil.rmtree(self._own_folder, ignore_errors=True)
+            if self._scratch is not None:
+                self._scratch.close()
