@@ -24,7 +24,7 @@ _POWERS = [(span, np.uint32(pow(_BASE, span, 2**32))) for span in (1, 2, 4, 8)]
 _NO_ID = np.uint32(_MASK)
 MAX_ID = 2**31 - 1
 
-_BITS_FRESH, _BITS_FULL = 24, 16  # bits for each hash, at least
+_BITS_FRESH, _BITS_FULL = 64, 32  # bits for each hash, at least
 _SMALLEST = 16  # log2 of bits
 
 
@@ -113,7 +113,7 @@ class HashFilter:
         self._room -= 1
 
     def possible(self, hashes: Ids) -> Places:
-        """Places of all hashes that were added, in order, and of at most one in 60 others."""
+        """Places of all hashes that were added, in order, and of at most one in 250 others."""
         places = self._hits(hashes)
         return places[self._hits(hashes[places] * np.uint32(_SECOND))]
 
