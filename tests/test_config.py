@@ -28,6 +28,7 @@ def test_the_defaults_blend_by_the_question_in_host_ram():
     assert config.make_policy() == Query()
     assert (config.delimiter, config.keep_delimiter, config.min_chunk_tokens) == (DELIMITER, False, 16)
     assert (config.store_path, config.ram_bytes, config.namespace) == (None, 4 * GIB, "default")
+    assert config.disk_bytes is None
 
 
 def test_settings_cannot_be_changed_afterwards():
@@ -51,6 +52,8 @@ def test_settings_cannot_be_changed_afterwards():
     ({"min_chunk_tokens": 0}, "min_chunk_tokens"),
     ({"ram_bytes": -1}, "ram_bytes"),
     ({"ram_bytes": "lots"}, "ram_bytes: .*'lots'"),
+    ({"disk_bytes": -1}, "disk_bytes"),
+    ({"disk_bytes": "lots"}, "disk_bytes: .*'lots'"),
 ])
 def test_a_wrong_setting_is_refused_by_name(settings, said):
     with pytest.raises(ConfigError, match=said):
@@ -60,6 +63,7 @@ def test_a_wrong_setting_is_refused_by_name(settings, said):
 @pytest.mark.parametrize(("size", "count"), [("4GiB", 4 * GIB), ("1.5 GB", 1_500_000_000), (123, 123), ("0", 0)])
 def test_sizes_are_numbers_or_text(size, count):
     assert BlendConfig(ram_bytes=size).ram_bytes == count
+    assert BlendConfig(disk_bytes=size).disk_bytes == count
 
 
 def test_the_home_folder_is_spelled_out():
@@ -68,7 +72,7 @@ def test_the_home_folder_is_spelled_out():
 
 def test_settings_survive_the_way_to_the_connector_as_json():
     config = BlendConfig(policy="query", ratio=0.3, policy_settings={"layers": (0.2, 0.8)}, delimiter=" # # ",
-                         store_path="/tmp/chunks", ram_bytes="1GiB", namespace="a", keep_delimiter=True)
+                         store_path="/tmp/chunks", ram_bytes="1GiB", disk_bytes="2GiB", namespace="a", keep_delimiter=True)
     again = BlendConfig(**json.loads(json.dumps(config.model_dump(mode="json"))))
     assert again.make_policy() == config.make_policy() == Query(ratio=0.3, layers=(0.2, 0.8))
     assert again.model_dump(exclude={"policy_settings"}) == config.model_dump(exclude={"policy_settings"})

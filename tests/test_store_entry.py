@@ -34,6 +34,32 @@ def same(a: KVEntry | None, b: KVEntry | None) -> bool:
     )
 
 
+CHUNK = 40
+
+
+def make_ids(number: int, tokens: int = CHUNK) -> list[int]:
+    """Token ids that no other number has."""
+    return list(range(1000 * number, 1000 * number + tokens))
+
+
+def put_findable(store: ChunkStore, number: int, prefix: bytes | None = None, fingerprint: str = "model",
+                 namespace: str = "default") -> str:
+    """Stores the chunk `make_ids(number)`."""
+    prefix = prefix_digest() if prefix is None else prefix
+    ids = make_ids(number)
+    key = entry_key(fingerprint, namespace, prefix, ids)
+    store.put(key, make_entry(number, (1, CHUNK, 1, 2)), fingerprint=fingerprint, namespace=namespace, prefix=prefix,
+              ids=ids)
+    return key
+
+
+def find(store: ChunkStore, *numbers: int, fingerprint: str = "model", namespace: str = "default") -> list[str]:
+    """Keys of the chunks found in a prompt that is made of these."""
+    prompt = [id_ for number in numbers for id_ in [999_999, *make_ids(number)]]
+    matches = store.find(prompt, fingerprint=fingerprint, namespace=namespace)
+    return [key for match in matches for key in match.variants.values()]
+
+
 def put(store: ChunkStore, number: int, entry: KVEntry, fingerprint: str = "model", namespace: str = "default") -> str:
     key = make_key(number, fingerprint, namespace)
     store.put(key, entry, fingerprint=fingerprint, namespace=namespace)
