@@ -71,12 +71,13 @@ class Rows:
         if self.sparsity is None:
             return [slice(at, min(at + _TILE, total)) for at in range(0, total, _TILE)]
         order, sparse = self.sparsity.order(self.positions)
-        return [*torch.split(order[:sparse], _SPARSE_TILE), *torch.split(order[sparse:], _TILE)]
+        tiles = *torch.split(order[:sparse], _SPARSE_TILE), *torch.split(order[sparse:], _TILE)
+        return [tile for tile in tiles if len(tile)]
 
     def _tile(self, rows: Index, window: int, dtype: torch.dtype) -> Tile:
         positions = self.positions[rows]
-        first = max(0, int(positions[0]) - window + 1) if window else 0
-        last = min(self.keys, int(positions[-1]) + 1)
+        first = max(0, int(positions.min()) - window + 1) if window else 0
+        last = min(self.keys, int(positions.max()) + 1)
         seen = self.visible(positions, first, last, window)
         keys: Index = slice(first, last)
         if self.sparsity is not None and not (some := seen.any(0)).all():

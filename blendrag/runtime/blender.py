@@ -36,6 +36,7 @@ class _Work:
     chosen: torch.Tensor  # bool [tokens]: the reused tokens that will be computed again, as far as is known
     needed: torch.Tensor  # bool [tokens]: others that will be
     sparsity: Sparsity | None = None
+    dense_layers: int = 0
 
 
 class Blender:
@@ -133,6 +134,8 @@ class Blender:
             self._narrow(work, lane.scores, step)
             if isinstance(lane, AttentionLane):
                 work.needed[lane.positions] = True  # their KV in the context is the scoring pass's: compute it anew
+            else:
+                work.dense_layers = lane.depth - 1  # what these layers retain was computed with dense attention
             work.report.score_s += seconds
             work.report.row_layers += len(lane.positions) * lane.depth
 
@@ -157,7 +160,8 @@ class Blender:
         work.report.recomputed = int((rows & stored).sum())
         work.report.reused = int(stored.sum()) - work.report.recomputed
         work.report.row_layers += count * len(self.model.layers)
-        return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids, work.sparsity)
+        return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids, work.sparsity,
+                         work.dense_layers)
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.model.device)

@@ -21,29 +21,35 @@ class _ContextLane(Lane):
     """Rows of a prompt over its context.  `mask` says which tokens are rows: bool [tokens]."""
 
     def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor,
-                 valid: torch.Tensor | None = None, sparsity: Sparsity | None = None) -> None:
+                 valid: torch.Tensor | None = None) -> None:
         self.context = context
         self.positions = mask.nonzero()[:, 0]
         self.ids = ids[self.positions]
         self._valid = valid
-        self._sparsity = sparsity
-        self._rows: dict[int, Rows] = {}
+        self._rows: dict[tuple[int, bool], Rows] = {}
 
-    def rows(self, part: Part) -> Rows:
+    def rows(self, part: Part, sparsity: Sparsity | None = None) -> Rows:
         """What the part's rows may see; kept so that masks are built once for all layers."""
-        key = part.rows.start
+        key = part.rows.start, sparsity is None
         if key not in self._rows:
-            self._rows[key] = Rows(self.positions[part.rows], self.context.tokens, self._valid, self._sparsity)
+            self._rows[key] = Rows(self.positions[part.rows], self.context.tokens, self._valid, sparsity)
         return self._rows[key]
 
 
 class BlendLane(_ContextLane):
-    """Recomputes rows over the context and writes the merged KV to the paged cache."""
+    """Recomputes rows over the context and writes the merged KV to the paged cache.
+
+    Args:
+        write_from: the first token that is written.
+        dense_layers: number of the first layers in which `sparsity` does not hold.
+    """
 
     def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor, write_from: int,
-                 block_ids: tuple[list[int], ...], sparsity: Sparsity | None = None) -> None:
-        super().__init__(context, ids, mask, sparsity=sparsity)
+                 block_ids: tuple[list[int], ...], sparsity: Sparsity | None = None, dense_layers: int = 0) -> None:
+        super().__init__(context, ids, mask)
         self._write_from = write_from
+        self._sparsity = sparsity
+        self._dense_layers = dense_layers
         self._slots: dict[int, torch.Tensor] = {}
         for layer in context.model.layers:
             if layer.group not in self._slots:
@@ -57,7 +63,8 @@ class BlendLane(_ContextLane):
                                           layer.attention.kv_cache, self._slots[layer.group])
         if index == len(self.context.model.layers) - 1:
             return None  # nothing of the last layer but K and V is of use: the last token is vLLM's
-        return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,
+        rows = self.rows(part, self._sparsity if index >= self._dense_layers else None)
+        return attend(q, all_k, all_v, rows, scale=layer.scale, window=layer.window,
                       soft_cap=layer.soft_cap)
 
     def _slot_mapping(self, block_ids: list[int], block_size: int) -> torch.Tensor:
