@@ -6,7 +6,7 @@ import pytest
 
 from blendrag.errors import StoreError
 from blendrag.store import ChunkStore, open_store
-from tests.test_store_entry import make_entry, make_key, put, same
+from tests.test_store_entry import find, make_entry, make_key, put, same
 
 SIZE = make_entry(0).nbytes
 
@@ -74,6 +74,7 @@ def test_after_closing_every_use_is_an_error(tmp_path, on_disk):
     uses = [
         lambda: store.get(key), lambda: put(store, 2, make_entry(2)), lambda: key in store, lambda: store.delete(key),
         lambda: store.clear(), lambda: store.keys(), lambda: store.stats, lambda: store.present([key]),
+        lambda: find(store, 1),
     ]
     for use in uses:
         with pytest.raises(StoreError, match="is closed: open it again"):
