@@ -152,16 +152,18 @@ def die_before(calls, path, action):
             if left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    store = ChunkStore(path)
+    store = ChunkStore(path, disk_bytes=make_entry(1).nbytes * 3 // 2 if action == "displace" else None)
     sys.setprofile(watch)
-    if action == "put":
-        put(store, 2, make_entry(2))
-    else:
+    if action == "delete":
         store.delete(make_key(1))
+    else:
+        put(store, 2, make_entry(2))
     os._exit(0)
 
 
-@pytest.mark.parametrize(("action", "outcomes"), [("put", {(1,), (1, 2)}), ("delete", {(1,), ()})])
+@pytest.mark.parametrize(("action", "outcomes"), [
+    ("put", {(1,), (1, 2)}), ("delete", {(1,), ()}), ("displace", {(1,), (), (2,)}),
+])
 def test_a_process_killed_at_any_moment_leaves_an_entry_whole_or_not_at_all(tmp_path, action, outcomes):
     template, root = tmp_path / "template", tmp_path / "killed"
     with ChunkStore(template) as store:
@@ -174,10 +176,10 @@ def test_a_process_killed_at_any_moment_leaves_an_entry_whole_or_not_at_all(tmp_
             assert len(store.keys()) == len(files_in(path)) == len(served)
             assert store.stats.damaged == 0
             seen.append(served)
-            if action == "put":
+            if action != "delete":
                 assert same(store.get(put(store, 2, make_entry(2))), make_entry(2))
     assert set(seen) == outcomes
-    assert len(seen) > (10 if action == "put" else 4)
+    assert len(seen) > (4 if action == "delete" else 10)
 
 
 def child_use_after_fork(path):

@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 @app.callback()
 def main() -> None:
-    """Measures blendrag against plain vLLM in the same process."""
+    """Measures blendrag: against plain vLLM in the same process, and its parts alone."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
@@ -50,3 +50,18 @@ def ttft(
             figures += found
     if json_file:
         json_file.write_text(json.dumps([figure.to_dict() for figure in figures], indent=1))
+
+
+@app.command()
+def match(
+    chunks: Annotated[int, typer.Option(min=1, help="Stored chunks, of 100 to 500 tokens each.")] = 100_000,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts in tokens.")] = 32_768,
+    repeats: Annotated[int, typer.Option(min=1, help="Prompts for each figure, all different.")] = 200,
+) -> None:
+    """Finding stored chunks in the token ids of a prompt: median and 95th percentile, no engine needed."""
+    from blendrag.bench.match import MatchBench, machine, table
+
+    bench = MatchBench(chunks, tokens)
+    console = Console(width=110)
+    console.print(table(bench.measure(repeats), chunks, tokens))
+    console.print(f"Adding a chunk: {bench.add_us:.0f} us.  {machine()}", highlight=False, soft_wrap=True)
