@@ -8,7 +8,7 @@ import pytest
 
 from blendrag.errors import StoreError
 from blendrag.store import ChunkStore, disk
-from tests.test_store_entry import make_entry, make_key, put, same
+from tests.test_store_entry import CHUNK, find, make_entry, make_key, put, put_findable, same
 
 ENTRIES = [make_entry(number) for number in range(8)]
 BUDGET = 3 * ENTRIES[0].nbytes
@@ -38,6 +38,27 @@ def test_threads_see_whole_entries_and_the_budget_holds(tmp_path, on_disk):
             list(pool.map(work, range(6)))
         assert store.stats.damaged == 0
         assert all(map(store.get, store.keys()))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_threads_find_what_is_stored_while_others_store_and_delete(tmp_path, on_disk):
+    budget = 4 * make_entry(0, (1, CHUNK, 1, 2)).nbytes
+    with ChunkStore(tmp_path if on_disk else None, ram_bytes=budget) as store:
+
+        def work(seed):
+            chance = random.Random(seed)
+            for _ in range(30):
+                number = chance.randrange(6)
+                if chance.random() < 0.4:
+                    store.delete(put_findable(store, number))
+                elif chance.random() < 0.5:
+                    put_findable(store, number)
+                else:
+                    assert len(find(store, *range(6))) <= 6
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        assert sorted(find(store, *range(6))) == store.keys()
 
 
 def test_reads_do_not_wait_for_a_write(tmp_path, monkeypatch):

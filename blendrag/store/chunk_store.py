@@ -7,7 +7,6 @@ import os
 import re
 import threading
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +20,7 @@ from blendrag.store.index import Match
 from blendrag.store.keys import TokenIds
 from blendrag.store.ram import Owner, RamTier
 from blendrag.store.rows import Tokens
-from blendrag.store.windows import chunk_bytes
+from blendrag.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 
@@ -29,33 +28,6 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _FINGERPRINT = re.compile(r"[0-9A-Za-z_-]+")
 
 RAM_BYTES = 4 * 2**30
-
-
-@dataclass(frozen=True)
-class StoreStats:
-    """A store's contents now, and what happened since this process opened it.
-
-    Attributes:
-        entries: entries in any tier.
-        ram_entries, ram_bytes: what the RAM tier holds.
-        disk_entries, disk_bytes: what the disk tier holds, all processes' entries, as file sizes.
-        hits_ram, hits_disk, misses: outcomes of `get`.
-        damaged: entries dropped because their file was damaged or missing.
-        evicted: entries that left the RAM tier to make room.
-        disk_evicted: entries that left the disk tier to make room, by this process's doing.
-    """
-
-    entries: int
-    ram_entries: int
-    ram_bytes: int
-    disk_entries: int
-    disk_bytes: int
-    hits_ram: int
-    hits_disk: int
-    misses: int
-    damaged: int
-    evicted: int
-    disk_evicted: int
 
 
 class ChunkStore:
@@ -137,7 +109,7 @@ class ChunkStore:
             raise StoreError(f"{key!r} is no key: use entry_key(...)")
         if not _FINGERPRINT.fullmatch(fingerprint):
             raise StoreError(f"{fingerprint!r} is no fingerprint: use letters, digits, '-' and '_'")
-        tokens = _tokens(entry, prefix, ids)
+        tokens = Tokens.of(entry, prefix, ids)
         owner, pin = Owner(fingerprint, namespace), self._pinning()
         entry = on_host(entry, pin)
         gone: list[str] | None = []
@@ -243,6 +215,7 @@ class ChunkStore:
             if last:
                 self._ram.clear(Owner())
         if last and self._disk:
+            self._found_on_disk.forget()
             self._disk.manifest.close()
 
     def __enter__(self) -> ChunkStore:
@@ -266,13 +239,3 @@ class ChunkStore:
                 _log.warning("pin_memory is ignored: this machine has no CUDA device")
                 self._pin_wanted = False
         return self._pin
-
-
-def _tokens(entry: KVEntry, prefix: bytes | None, ids: TokenIds | None) -> Tokens | None:
-    if prefix is None and ids is None:
-        return None
-    if prefix is None or ids is None:
-        raise StoreError("an entry is found by its prefix and its ids: pass both, or neither")
-    if len(ids) != entry.tokens:
-        raise StoreError(f"{len(ids)} ids were given for an entry of {entry.tokens} tokens: pass the chunk's own")
-    return Tokens(prefix, chunk_bytes(ids))

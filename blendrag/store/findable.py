@@ -68,6 +68,11 @@ class FindableOnDisk:
                 follower.version = version
             return follower.index.find(ids)
 
+    def forget(self) -> None:
+        """Frees the indexes' memory; what is found next builds them anew."""
+        with self._lock:
+            self._followers.clear()
+
     def _catch_up(self, follower: _Follower, owner: Owner) -> None:
         more = True
         while more:

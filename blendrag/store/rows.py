@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from blendrag.errors import StoreError
+from blendrag.store.entry import KVEntry
+from blendrag.store.keys import TokenIds
+from blendrag.store.windows import chunk_bytes
 
 @dataclass(frozen=True)
 class Row:
@@ -61,6 +65,21 @@ class Tokens:
 
     prefix: bytes
     ids: bytes
+
+    @classmethod
+    def of(cls, entry: KVEntry, prefix: bytes | None, ids: TokenIds | None) -> Tokens | None:
+        """What `ChunkStore.put` was given for an entry; None for one that is not to be found.
+
+        Raises:
+            StoreError: one is missing, or they are not the entry's.
+        """
+        if prefix is None and ids is None:
+            return None
+        if prefix is None or ids is None:
+            raise StoreError("an entry is found by its prefix and its ids: pass both, or neither")
+        if len(ids) != entry.tokens:
+            raise StoreError(f"{len(ids)} ids were given for an entry of {entry.tokens} tokens: pass the chunk's own")
+        return cls(prefix, chunk_bytes(ids))
 
 
 COLUMNS = ", ".join(field.name for field in fields(Row))

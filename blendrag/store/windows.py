@@ -21,6 +21,7 @@ Places = npt.NDArray[np.intp]
 _BASE, _LAST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 _MASK = 0xFFFFFFFF
 _POWERS = [(span, np.uint32(pow(_BASE, span, 2**32))) for span in (1, 2, 4, 8)]
+_WEIGHTS = [pow(_BASE, WINDOW - 1 - at, 2**32) * _LAST % 2**32 for at in range(WINDOW)]
 _NO_ID = np.uint32(_MASK)
 MAX_ID = 2**31 - 1
 
@@ -68,10 +69,8 @@ def chunk_bytes(ids: TokenIds) -> bytes:
 
 def window_hash(tokens: Iterable[int]) -> int:
     """Rabin-Karp hash of one window: a polynomial modulo 2**32, whose upper bits are then mixed with all others."""
-    value = 0
-    for token in tokens:
-        value = (value * _BASE + token) & _MASK
-    return (value * _LAST) & _MASK
+    value: int = sum(map(operator.mul, tokens, _WEIGHTS))
+    return value & _MASK
 
 
 def window_hashes(ids: Ids) -> Ids:
