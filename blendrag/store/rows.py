@@ -9,6 +9,7 @@ from blendrag.store.entry import KVEntry
 from blendrag.store.keys import TokenIds
 from blendrag.store.windows import chunk_bytes
 
+
 @dataclass(frozen=True)
 class Row:
     """One entry: where it is, and how to know it.
