@@ -97,6 +97,18 @@ def test_a_key_moved_from_one_position_to_another_equals_one_rotated_there(rope,
     close(moved, by_vllm(module, keys, q), magnitude(rotation))
 
 
+@pytest.mark.parametrize("trained", [512, 2 * POSITIONS], ids=["long table", "short table"])
+@dtypes
+def test_of_long_ropes_two_tables_the_one_that_vllm_took_is_used(trained, dtype):
+    rope = {"rope_type": "longrope", "rope_theta": 10000, "original_max_position_embeddings": trained,
+            "short_factor": [1 + i / 64 for i in range(32)], "long_factor": [1 + i / 4 for i in range(32)]}
+    module, rotation = make(rope, True, dtype, dtype)
+    assert module.use_long_rope == (trained < POSITIONS)
+    keys, p, q = make_keys(dtype)
+    moved = rotation.rotate(rotation.unrotate(by_vllm(module, keys, p), p), q)
+    close(moved, by_vllm(module, keys, q), magnitude(rotation))
+
+
 @every_rope
 @pairing
 @dtypes
@@ -160,11 +172,10 @@ def test_a_layer_without_positions_leaves_keys_alone():
 
 
 @pytest.mark.parametrize("rope", [
-    {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [4.0] * 32} | SCALED,
     {"rope_type": "default", "use_fope": True, "num_key_value_heads": 2, "num_inv_freq": None, "fope_sep_head": True,
      "fope_init_factor": 0.5},
     {"rope_type": "deepseek_yarn", "mscale": 1.0, "mscale_all_dim": 0.7} | SCALED,
-], ids=["longrope", "one table per head", "deepseek's yarn"])
+], ids=["one table per head", "deepseek's yarn"])
 @dtypes
 def test_an_embedding_without_a_usable_table_is_refused_by_name(rope, dtype):
     module = get_rope(SIZE, POSITIONS, True, rope, dtype=dtype)

@@ -72,12 +72,18 @@ class _SwappedImpl:
 
 
 class Forward:
-    """Runs passes over lanes; one at a time."""
+    """Runs passes over lanes; one at a time.
 
-    def __init__(self, model: BlendModel) -> None:
+    Args:
+        eager: never use vLLM's compiled code, not even where there is some.
+    """
+
+    def __init__(self, model: BlendModel, *, eager: bool = False) -> None:
         self.model = model
         self.max_rows: int = model.vllm_config.scheduler_config.max_num_batched_tokens
-        self._compiled = model.vllm_config.compilation_config.mode != CompilationMode.NONE
+        # A multimodal model is compiled for embeddings and three-dimensional positions; text rows have neither.
+        self._compiled = not (eager or model.vllm_config.model_config.is_multimodal_model
+                              or model.vllm_config.compilation_config.mode == CompilationMode.NONE)
         self._impls = [_SwappedImpl(self, index, layer) for index, layer in enumerate(model.layers)]
         self._running: list[tuple[Lane, Part, slice]] = []
 

@@ -11,13 +11,14 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.model_executor.layers.attention import Attention
 
 from blendrag.errors import ModelError
-from blendrag.runtime.rotation import NoRotation, Rotation
+from blendrag.runtime.rotation import NoRotation, Rotation, TransformersRotation
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 _SAMPLES = 64
+_QUANTISED = ("fp8", "nvfp4", "int8", "int4")
 
 
 @dataclass
@@ -59,15 +60,19 @@ class BlendModel:
         parameter = next(model.parameters())
         self.device = parameter.device
         self.dtype: torch.dtype = vllm_config.model_config.dtype
-        _refuse_by_config(vllm_config, kv_cache_config)
+        refuse_by_config(vllm_config)
+        _refuse_by_cache(kv_cache_config)
+        from blendrag.runtime.probe import settle_rotations  # which needs this module
+
         groups = {name: (number, group.kv_cache_spec.block_size)
                   for number, group in enumerate(kv_cache_config.kv_cache_groups) for name in group.layer_names}
         rotations: dict[int, Rotation] = {}
         self.layers = [self._layer(name, module, groups, rotations)
                        for name, module in model.named_modules() if isinstance(module, Attention)]
         if not self.layers:
-            raise ModelError(f"{type(model).__name__} has no attention layers that blending knows "
-                             "(latent attention and state space models are not supported): use another model")
+            raise ModelError(f"{type(model).__name__} has no attention layers that blending knows: use another model")
+        self._refuse_mixed_shapes()
+        settle_rotations(self)
         self.fingerprint = self._fingerprint()
 
     def _layer(self, name: str, attention: Any, groups: dict[str, tuple[int, int]],
@@ -87,18 +92,29 @@ class BlendModel:
         return Layer(name, attention, impl, self._rotation(name, rotations), group, block_size,
                      _window(attention), float(getattr(impl, "logits_soft_cap", None) or 0))
 
+    def _refuse_mixed_shapes(self) -> None:
+        """An entry is one tensor over all layers, so all layers' keys and values must have one shape."""
+        shapes = {(layer.attention.num_kv_heads, layer.attention.head_size,
+                   getattr(layer.attention, "head_size_v", layer.attention.head_size)) for layer in self.layers}
+        if len({(heads, size) for heads, size, _ in shapes}) > 1:
+            raise ModelError("blending does not support layers with different numbers or sizes of KV heads: "
+                             "use a model whose layers are all alike")
+        if any(size != size_v for _, size, size_v in shapes):
+            raise ModelError("blending does not support values of another size than keys: use another model")
+
     def _rotation(self, name: str, rotations: dict[int, Rotation]) -> Rotation | NoRotation:
         """The rotary embedding beside an attention layer; modules shared by layers are wrapped once."""
         parent = self.module.get_submodule(name.rpartition(".")[0])
         found = [child for child in parent.children()
                  if hasattr(child, "cos_sin_cache") or "Rotary" in type(child).__name__]
-        if not found:
-            if getattr(self.vllm_config.model_config.hf_text_config, "no_rope_layers", None) is None:
-                raise ModelError(f"layer {name} has no rotary embedding that blending knows: use another model")
-            return NoRotation()
-        module = found[0]
+        shared = [child for child in self.module.modules()
+                  if hasattr(child, "inv_freq") and "Rotary" in type(child).__name__]
+        if not found and len(shared) != 1:
+            return NoRotation()  # a model that gives positions otherwise is found out by the probe
+        module = (found or shared)[0]
         if id(module) not in rotations:
-            rotations[id(module)] = Rotation(module, self.dtype)
+            rotations[id(module)] = Rotation(module, self.dtype) if found else TransformersRotation(
+                module, self.vllm_config.model_config.max_model_len, self.dtype)
         return rotations[id(module)]
 
     def _fingerprint(self) -> str:
@@ -126,14 +142,29 @@ def _window(attention: Any) -> int:
     return int(attention.sliding_window or 0)
 
 
-def _refuse_by_config(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        raise ModelError("blending does not support pipeline parallel: set pipeline_parallel_size=1 and use "
-                         "tensor_parallel_size instead")
-    if vllm_config.model_config.is_encoder_decoder:
-        raise ModelError("blending does not support encoder-decoder models: use a decoder-only model")
-    if str(vllm_config.cache_config.cache_dtype).startswith(("fp8", "nvfp4", "int8")):
-        raise ModelError("blending does not support a quantised KV cache: set kv_cache_dtype='auto'")
+def refuse_by_config(vllm_config: VllmConfig) -> None:
+    """Refuses what the configuration tells, before weights are loaded.
+
+    Raises:
+        ModelError: the model, or how it is run, has a property that blending does not support.
+    """
+    model = vllm_config.model_config
+    cache_dtype = str(vllm_config.cache_config.cache_dtype)
+    for refused, what, remedy in (
+            (vllm_config.parallel_config.pipeline_parallel_size > 1, "pipeline parallel",
+             "set pipeline_parallel_size=1 and use tensor_parallel_size instead"),
+            (model.runner_type != "generate", "pooling models", "use a model that generates text"),
+            (model.is_encoder_decoder, "encoder-decoder models", "use a decoder-only model"),
+            (model.is_attention_free or model.is_hybrid or model.has_inner_state, "state space layers",
+             "use a model whose layers are all ordinary attention"),
+            (model.use_mla, "latent attention (MLA)", "use a model with ordinary attention"),
+            (cache_dtype.startswith(_QUANTISED), f"a quantised KV cache ({cache_dtype})",
+             "set kv_cache_dtype='auto'")):
+        if refused:
+            raise ModelError(f"blending does not support {what}: {remedy}")
+
+
+def _refuse_by_cache(kv_cache_config: KVCacheConfig) -> None:
     for group in kv_cache_config.kv_cache_groups:
         kind = type(group.kv_cache_spec).__name__
         if kind not in ("FullAttentionSpec", "SlidingWindowSpec", "UniformTypeKVCacheSpecs"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,11 +49,21 @@ def start_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -
             vllm_config = args.create_engine_config()
             refuse_by_config(vllm_config)
             return LLMEngine.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
-    except BlendError:
+    except BlendError as error:
+        _let_go(error)
         raise
     except Exception as error:
+        _let_go(error)
         raise ModelError(f"vLLM cannot start {model!r} ({_first_line(error)}): check the model's path or name and the "
                          "engine arguments") from error
+
+
+def _let_go(error: Exception) -> None:
+    """Undoes half a start, so that another engine can start in this process while somebody holds the error."""
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+    ensure_kv_transfer_shutdown()
+    traceback.clear_frames(error.__traceback__)  # they hold the model
 
 
 def _memory(engine_args: dict[str, Any]) -> dict[str, int]:
@@ -84,6 +95,6 @@ def _in_process() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "validation error" not in line]
     message = next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
     return message.rstrip(".")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from blendrag import BlendEngine, BlendOutput, SamplingParams
-from tests.engine.families import FAMILIES, build
-from tests.engine.texts import PASSAGES, SYSTEM, layouts
+from blendrag import BlendEngine, BlendOutput, BlendPrompt, SamplingParams
+from blendrag.errors import ModelError
+from tests.engine.families import LENGTH, REFUSED, WORKING, Family, build, named
+from tests.engine.placement import assert_placed_keys_are_fresh_keys
+from tests.engine.texts import PASSAGES, SYSTEM, layouts, short_layouts
 
 TOLERANCE = 1e-3
 
@@ -28,10 +31,9 @@ def assert_same(blended: list[BlendOutput], plain: list[BlendOutput]) -> None:
         assert ours.token_ids == theirs.token_ids
 
 
-def answers(engine: BlendEngine, **how: Any) -> list[BlendOutput]:
-    """24 greedy tokens of each layout; the first token's whole distribution comes from a second run."""
-    prompts = layouts()
-    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+def answers(engine: BlendEngine, prompts: list[BlendPrompt], tokens: int, **how: Any) -> list[BlendOutput]:
+    """Greedy tokens of each prompt; the first token's whole distribution comes from a second run."""
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     first = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
     longer = engine.generate(prompts, greedy, **how)
     for output, whole in zip(longer, engine.generate(prompts, first, **how), strict=True):
@@ -39,29 +41,48 @@ def answers(engine: BlendEngine, **how: Any) -> list[BlendOutput]:
     return longer
 
 
-def check(engine: BlendEngine) -> None:
+def check(engine: BlendEngine, prompts: list[BlendPrompt], tokens: int) -> None:
     engine.encode(PASSAGES)
     engine.encode(PASSAGES[:3], prefix=SYSTEM)
-    plain = answers(engine, blend=False, cache_salt="plain")
-    blended = answers(engine, policy="full")
+    plain = answers(engine, prompts, tokens, blend=False, cache_salt="plain")
+    blended = answers(engine, prompts, tokens, policy="full")
     assert_same(blended, plain)
+    assert len({tuple(output.token_ids) for output in plain}) > len(prompts) / 2  # weights that say something
     assert [output.stats.policy for output in blended] == ["full"] * len(plain)
     assert sum(output.stats.recomputed_tokens > 0 for output in blended) >= len(plain) - 1
     assert engine.stats.failures == 0
 
 
+def family_engine(make: Callable[..., BlendEngine], family: Family, folder: Path) -> BlendEngine:
+    arguments = {"dtype": family.dtype, "enforce_eager": True, "max_model_len": LENGTH, "max_logprobs": -1,
+                 "kv_cache_memory_bytes": 2**26}
+    return make(str(folder), **arguments | family.engine)
+
+
+def by_name(families: Sequence[Family]) -> Any:
+    return pytest.mark.parametrize("family", [pytest.param(family, id=family.slug) for family in families])
+
+
 def test_full_equals_plain_vllm_on_smollm2(engine: BlendEngine) -> None:
-    check(engine)
+    check(engine, layouts(), 24)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_full_equals_plain_vllm_on_random_weights(family: str, engine_pool: Any, smollm2: Path, tmp_path: Path) -> None:
-    folder = build(family, tmp_path / family, smollm2)
+@by_name(WORKING)
+def test_full_equals_plain_vllm_on_random_weights(family: Family, engine_pool: Any, tmp_path: Path) -> None:
+    engine = family_engine(engine_pool.get, family, build(family, tmp_path / family.slug))
+    check(engine, short_layouts(), 8)
+    assert_placed_keys_are_fresh_keys(engine, PASSAGES[0], family.noise)
+
+
+@by_name(REFUSED)
+def test_what_cannot_be_blended_is_refused_by_name(family: Family, engine_pool: Any, tmp_path: Path) -> None:
+    engine_pool.close()
+    with pytest.raises(ModelError, match=family.refusal), family_engine(
+            BlendEngine, family, build(family, tmp_path / family.slug)) as engine:
+        engine.encode(PASSAGES[:1])
+
+
+def test_a_pass_longer_than_a_batch_is_cut_into_tiles(engine_pool: Any, tmp_path: Path) -> None:
+    folder = build(named("Llama, llama3 rope"), tmp_path / "tiles")
     check(engine_pool.get(folder, dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
-                          kv_cache_memory_bytes=2**28))
-
-
-def test_a_pass_longer_than_a_batch_is_cut_into_tiles(engine_pool: Any, smollm2: Path, tmp_path: Path) -> None:
-    folder = build("llama3-rope", tmp_path / "tiles", smollm2)
-    check(engine_pool.get(folder, dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
-                          kv_cache_memory_bytes=2**28, max_num_batched_tokens=128, max_num_seqs=16))
+                          kv_cache_memory_bytes=2**28, max_num_batched_tokens=128, max_num_seqs=16), layouts(), 24)

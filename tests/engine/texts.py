@@ -61,3 +61,9 @@ def layouts() -> list[BlendPrompt]:
         BlendPrompt(SYSTEM, a, "\n\n", Chunk("Only this passage was never encoded before. " * 2), "\n\n", b, QUESTION),
         BlendPrompt(SYSTEM, b, e, "\n", a, f, "\n", c, d, QUESTION),
     ]
+
+
+def short_layouts() -> list[BlendPrompt]:
+    """Six of them that differ most."""
+    chosen = layouts()
+    return [chosen[number] for number in (1, 4, 6, 8, 10, 18)]
