@@ -64,4 +64,5 @@ def match(
     bench = MatchBench(chunks, tokens)
     console = Console(width=110)
     console.print(table(bench.measure(repeats), chunks, tokens))
-    console.print(f"Adding a chunk: {bench.add_us:.0f} us.  {machine()}", highlight=False, soft_wrap=True)
+    console.print(f"Of each, converting the list: {bench.conversion_ms(repeats):.2f} ms.  Adding a chunk: "
+                  f"{bench.add_us:.0f} us.\n{machine()}", highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ import numpy as np
 from rich.table import Table
 
 from blendrag.store.index import ContentIndex
+from blendrag.store.windows import prompt_ids
 
 _VOCABULARY = 150_000
 _SHORTEST, _LONGEST = 100, 500
@@ -80,6 +81,16 @@ class MatchBench:
         return [Figure(kind, statistics.mean(count for count, _ in found[kind]),
                        statistics.mean(tokens for _, tokens in found[kind]) / self._tokens,
                        statistics.median(times[kind]), float(np.percentile(times[kind], 95))) for kind in kinds]
+
+    def conversion_ms(self, repeats: int) -> float:
+        """The part of a look-up that turns a Python list into an array, in milliseconds, median."""
+        times: list[float] = []
+        for _ in range(repeats):
+            prompt = self._new()
+            started = time.perf_counter()
+            prompt_ids(prompt)
+            times.append(1e3 * (time.perf_counter() - started))
+        return statistics.median(times)
 
     def _stored(self, edges: bool = False) -> list[int]:
         prompt: list[int] = []
