@@ -67,12 +67,30 @@ class Blender:
                 logger.warning("a joint blend pass failed (%s), trying its %d requests one by one", error, len(jobs))
                 return [report for job in jobs for report in self.blend([job])]
             logger.debug("blend pass failed", exc_info=True)
-            return [BlendReport(failure=f"{type(error).__name__}: {error}")]
+            return [self._in_full(jobs[0], f"{type(error).__name__}: {error}")]
 
-    def unwritten_blocks(self, job: BlendJob) -> set[int]:
-        """The blocks that a failed job left without KV."""
-        block_size = self.model.layers[0].block_size
-        return set(job.block_ids[0][job.write_from // block_size : len(job.token_ids) // block_size + 1])
+    def _in_full(self, job: BlendJob, failure: str) -> BlendReport:
+        """Computes all rows of a request whose pass failed, with nothing from the store.
+
+        vLLM could prefill it, but its prefix cache would offer the blocks to others before they are computed, and
+        models with several KV cache groups would end the engine.
+        """
+        report = BlendReport(failure=failure)
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            context = Context(self.model, len(job.token_ids), ())
+            self.forward.run([BlendLane(context, self._tensor(job.token_ids), torch.ones_like(context.stored),
+                                        job.write_from, job.block_ids)])
+            self._synchronize()
+        except Exception as error:
+            if len(job.block_ids) > 1:
+                raise  # such a model's requests cannot be given back to vLLM
+            logger.debug("full pass failed", exc_info=True)
+            block_size = self.model.layers[0].block_size
+            report.unwritten = job.block_ids[0][job.write_from // block_size : len(job.token_ids) // block_size + 1]
+            report.failure += f", then {type(error).__name__}: {error}"
+        return report
 
     def _blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
         works = self._load(jobs)

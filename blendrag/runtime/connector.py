@@ -36,6 +36,7 @@ from blendrag.tokens import SegmentTokenizer
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -71,6 +72,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER and (tokenizer := load_tokenizer(vllm_config.model_config)) is not None:
             tokens = SegmentTokenizer(tokenizer)
             self._delimiter_ids, self._sink_ids = tokens.text_ids(self.config.delimiter), tokens.sink_ids
+        self._block_pool: BlockPool | None = None
         self._plans: dict[str, Plan] = {}
         self._jobs: list[BlendJob] = []
         self._pending: dict[str, tuple[Plan, dict[str, Any]]] = {}
@@ -85,6 +87,9 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         facts = metadata[0]
         assert isinstance(facts, ModelFacts)
         self.planner.facts = facts
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._block_pool = gpu_block_pool
 
     def on_new_request(self, request: Request) -> None:
         marks = marks_of(request, self._delimiter_ids)
@@ -136,6 +141,9 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         if found.encoded:
             self.populator.done()
         for request_id, report in found.reports.items():
+            if report.unwritten and self._block_pool is not None:
+                # vLLM computes them again, step by step, but goes on offering them to others meanwhile.
+                self._block_pool.evict_blocks(set(report.unwritten))
             if request_id in self._plans:
                 self._reports[request_id] = report
             elif request_id in self._pending:
@@ -188,7 +196,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
             if report.failure:
                 logger.warning("the blend pass of request %s failed, prefilling in full: %s", job.request_id,
                                report.failure)
-                self._failed_blocks.update(self.blender.unwritten_blocks(job))
+                self._failed_blocks.update(report.unwritten)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()

@@ -53,7 +53,8 @@ class BlendJob:
 class BlendReport:
     """What a blend pass did for one request; counts are tokens, `row_layers` is rows x layers computed.
 
-    `damaged` names entries that were planned with and could not be had when they were needed.
+    `damaged` names entries that were planned with and could not be had when they were needed.  After a `failure` the
+    request was computed in full; `unwritten` are the blocks of one for which that failed too.
     """
 
     row_layers: int = 0
@@ -64,6 +65,7 @@ class BlendReport:
     score_s: float = 0.0
     blend_s: float = 0.0
     failure: str = ""
+    unwritten: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -88,6 +90,7 @@ class BlendReports(KVConnectorWorkerMetadata):
         for request_id, report in other.reports.items():
             mine = self.reports.setdefault(request_id, report)
             mine.failure = mine.failure or report.failure
+            mine.unwritten = mine.unwritten or report.unwritten
         return self  # every rank encodes the same chunks
 
 

@@ -52,7 +52,8 @@ class Traffic:
         greedy = dict(temperature=0.0, max_tokens=self.random.randint(1, 10), ignore_eos=self.random.random() < 0.5)
         return SamplingParams(**self.random.choice([
             greedy, greedy, greedy,
-            greedy | {"temperature": 1.0, "seed": 3, "n": self.random.randint(1, 3)},
+            # No seed: on the CPU it ends vLLM 0.32 itself when a prompt is prefilled in several steps.
+            greedy | {"temperature": 1.0, "n": self.random.randint(1, 3)},
             greedy | {"prompt_logprobs": 1},
             greedy | {"stop": ["wall", "mill"]},
             greedy | {"logprobs": 2}]))
@@ -177,7 +178,7 @@ def soaked(engine_pool: Any, tmp_path: Path) -> Callable[..., BlendEngine]:
     return engine_pool.get(  # type: ignore[no-any-return]
         folder, config=BlendConfig(store_path=tmp_path / "store", ram_bytes=2**20, populate="on_miss"),
         dtype="float32", enforce_eager=True, max_model_len=1024, max_num_batched_tokens=256, max_num_seqs=16,
-        num_gpu_blocks_override=24)
+        kv_cache_memory_bytes=24 * 2**17)
 
 
 def test_random_traffic_with_faults(soaked: BlendEngine, tmp_path: Path, request: pytest.FixtureRequest) -> None:
