@@ -84,7 +84,11 @@ class EngineLoop:
     def start(self) -> None:
         """Builds the engine; raises what building it raised."""
         self._thread.start()
-        self._started.result()
+        try:
+            self._started.result()
+        except Exception:
+            self._thread.join()  # it still clears away vLLM's globals, which the next engine is about to make
+            raise
 
     def submit(self, prompt: Any, params: Any, **options: Any) -> Ticket:
         """Hands in a request (`LLMEngine.add_request`'s arguments)."""

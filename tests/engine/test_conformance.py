@@ -74,6 +74,16 @@ def test_full_equals_plain_vllm_on_random_weights(family: Family, engine_pool: A
     assert_placed_keys_are_fresh_keys(engine, PASSAGES[0], family.noise)
 
 
+def test_the_check_of_placed_keys_notices_a_wrong_rotation(engine_pool: Any, tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    family = named("Command R7B")  # owns a rotary embedding in layers that do not rotate; the probe is to find out
+    folder = build(family, tmp_path / "model")
+    engine_pool.close()
+    monkeypatch.setattr("blendrag.runtime.probe.settle_rotations", lambda model: None)
+    with family_engine(BlendEngine, family, folder) as engine, pytest.raises(AssertionError):
+        assert_placed_keys_are_fresh_keys(engine, PASSAGES[0], family.noise)
+
+
 @by_name(REFUSED)
 def test_what_cannot_be_blended_is_refused_by_name(family: Family, engine_pool: Any, tmp_path: Path) -> None:
     engine_pool.close()
