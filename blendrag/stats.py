@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+PREFIX_CACHED = "prefix cached"
+
 
 @dataclass
 class ChunkStats:
@@ -73,12 +75,18 @@ class BlendStats:
     @property
     def chunks_missed(self) -> int:
         """Chunks that were computed; each one's `reason` says why."""
-        return self.chunks_found - self.chunks_reused
+        return self.chunks_found - self.chunks_reused - self.chunks_prefix_cached
+
+    @property
+    def chunks_prefix_cached(self) -> int:
+        """Chunks that vLLM's own prefix cache held: exact, and nothing was loaded or computed for them."""
+        return sum(chunk.reason == PREFIX_CACHED for chunk in self.chunks)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and for frameworks' metadata."""
         return asdict(self) | {"chunks_found": self.chunks_found, "chunks_reused": self.chunks_reused,
-                               "chunks_missed": self.chunks_missed}
+                               "chunks_missed": self.chunks_missed,
+                               "chunks_prefix_cached": self.chunks_prefix_cached}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> BlendStats:
@@ -97,8 +105,9 @@ class EngineStats:
         blended: finished requests that reused at least one chunk.
         failures: blend passes that failed and were replaced by a full prefill.
         prompt_tokens, reused_tokens, recomputed_tokens: sums over finished requests.
-        chunks_reused: chunks reused.
-        missed: chunks not reused, by reason.
+        chunks_reused: chunks whose stored KV was used.
+        chunks_prefix_cached: chunks that vLLM's own prefix cache held, which is better still.
+        missed: chunks that were computed, by reason.
         encoded_chunks, encoded_tokens: chunks computed for the store.
     """
 
@@ -109,6 +118,7 @@ class EngineStats:
     reused_tokens: int = 0
     recomputed_tokens: int = 0
     chunks_reused: int = 0
+    chunks_prefix_cached: int = 0
     missed: Counter[str] = field(default_factory=Counter)
     encoded_chunks: int = 0
     encoded_tokens: int = 0
@@ -122,4 +132,5 @@ class EngineStats:
         self.reused_tokens += request.reused_tokens
         self.recomputed_tokens += request.recomputed_tokens
         self.chunks_reused += request.chunks_reused
-        self.missed.update(chunk.reason for chunk in request.chunks if not chunk.reused)
+        self.chunks_prefix_cached += request.chunks_prefix_cached
+        self.missed.update(c.reason for c in request.chunks if not c.reused and c.reason != PREFIX_CACHED)

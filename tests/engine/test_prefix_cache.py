@@ -21,6 +21,7 @@ def test_the_same_blended_prompt_hits(engine: BlendEngine) -> None:
     assert second.stats.prefix_cached_tokens >= len(first.prompt_token_ids) - 256
     assert second.token_ids == first.token_ids
     assert {chunk.reason for chunk in second.stats.chunks} == {"prefix cached"}
+    assert (second.stats.chunks_prefix_cached, second.stats.chunks_missed) == (len(PASSAGES), 0)
 
 
 def test_blended_blocks_never_serve_an_exact_request(engine: BlendEngine) -> None:
