@@ -190,6 +190,7 @@ class BlendEngine:
             from blendrag.runtime.loop import EngineLoop
             from blendrag.runtime.start import start_engine
 
+            atexit.register(_close, weakref.ref(self))
             loop = EngineLoop(lambda: start_engine(self.model, self.config, self.engine_args), busy)
             loop.start()
             self._loop = loop
@@ -197,7 +198,6 @@ class BlendEngine:
             tokenizer = loop.call(lambda engine: engine.get_tokenizer())
             max_model_len = loop.call(lambda engine: engine.vllm_config.model_config.max_model_len)
             self._requests = Requests(self.config, SegmentTokenizer(tokenizer), max_model_len, self.stats)
-            atexit.register(_close, weakref.ref(self))
             return loop
 
     def _submit(self, prompts: Sequence[Prompt], params: Sequence[Any], blend: bool, settings: dict[str, Any],

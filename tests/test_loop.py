@@ -213,6 +213,19 @@ def test_the_time_to_the_first_token_is_taken_once(start):
     assert ticket.progress.first_token_s == taken
 
 
+def test_a_start_that_fails_raises_when_its_thread_is_done():
+    """At the interpreter's end a thread that is still freeing memory aborts the process."""
+
+    def fail():
+        raise ValueError("no model")
+
+    loop = EngineLoop(fail, lambda engine: False)
+    with pytest.raises(ValueError, match="no model"):
+        loop.start()
+    assert not loop._thread.is_alive()
+    assert loop.closed
+
+
 def test_a_request_the_engine_refuses_raises_in_its_own_thread_only(start):
     loop, _ = start()
     bad, good = loop.submit(ValueError("too long"), None), loop.submit(2, None)

@@ -250,6 +250,26 @@ def test_a_prompts_tokens_before_the_first_chunk_are_those_of_its_prefix(tokens,
     assert tokenized.ids[: tokenized.spans[0][0]] == tokens.prefix_ids(prompt.prefix)
 
 
+@every_tokenizer
+@fewer
+@given(before=st.lists(some_text, min_size=1, max_size=3), chunk=some_text, special=st.booleans())
+def test_a_prompt_given_as_its_own_prefix_says_whether_the_tokenizer_adds_to_it(tokens, before, chunk, special):
+    prompt = BlendPrompt(*before, Chunk(chunk), "where?", add_special_tokens=special)
+    tokenized = tokens(prompt)
+    assert tokenized.ids[: tokenized.spans[0][0]] == tokens.prefix_ids(prompt)
+
+
+def test_a_template_without_bos_stays_without_it():
+    tokens = TOKENIZERS["bos"]
+    prompt = BlendPrompt("Answer from these.\n", Chunk("the fox"), add_special_tokens=False)
+    assert tokens.prefix_ids(prompt.prefix) == [0, *tokens.prefix_ids(prompt)]
+
+
+def test_a_chunk_without_a_prefix_is_encoded_behind_a_sink():
+    assert TOKENIZERS["bos"].sink_ids == [0]
+    assert TOKENIZERS["smollm2"].sink_ids == [TOKENIZERS["smollm2"].tokenizer.eos_token_id]
+
+
 @pytest.mark.parametrize("name", ["bos", "bos and eos", "space always", "space first"])
 @pytest.mark.parametrize("special", [True, False])
 def test_a_bos_that_a_chat_template_rendered_is_not_doubled(name, special):

@@ -82,12 +82,14 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="blendrag-engine", daemon=True)
 
     def start(self) -> None:
-        """Builds the engine; raises what building it raised."""
+        """Builds the engine; raises what building it raised, once all that it left behind is freed."""
         self._thread.start()
         try:
             self._started.result()
-        except Exception:
-            self._thread.join()  # it still clears away vLLM's globals, which the next engine is about to make
+        except BaseException:
+            # It still clears away vLLM's globals, which the next engine is about to make; and were it cut short by the
+            # interpreter's end, C++ would abort.
+            self.close()
             raise
 
     def submit(self, prompt: Any, params: Any, **options: Any) -> Ticket:
@@ -112,7 +114,9 @@ class EngineLoop:
             if self._tickets.pop(request_id, None) is not None:
                 engine.abort_request([request_id])
 
-        with suppress(EngineClosedError):  # then it has ended
+        if self._closed:
+            return  # its end is that of the request
+        with suppress(EngineClosedError):
             self._command(stop)
 
     def call(self, function: Callable[[Any], T]) -> T:

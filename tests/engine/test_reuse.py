@@ -55,6 +55,14 @@ def test_a_first_chunk_behind_its_own_prefix_is_exact(engine: BlendEngine) -> No
     assert blended.stats.rows < 0.5
 
 
+def test_a_prompt_can_stand_for_its_prefix(engine: BlendEngine) -> None:
+    rendered = BlendPrompt("Passages: ", Chunk(fresh()), QUESTION, add_special_tokens=False)
+    [chunk] = rendered.chunks
+    assert [new.new for new in engine.encode([chunk], prefix=rendered)] == [True]
+    assert engine.stored([chunk], prefix=rendered) == [True]
+    assert [chunk.exact for chunk in one(engine, rendered, cache_salt=fresh()).stats.chunks] == [True]
+
+
 def test_a_moved_chunk_is_approximate(engine: BlendEngine) -> None:
     engine.encode(PASSAGES[:2], prefix=SYSTEM)
     assert [chunk.exact for chunk in one(engine, prompt(1, 0), cache_salt=fresh()).stats.chunks] == [True, False]
