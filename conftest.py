@@ -72,18 +72,21 @@ def engine(engine_pool: EnginePool, smollm2: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def own_process() -> Callable[[str], str]:
-    """Runs a script in a Python of its own, from a file, and returns what it printed."""
+def own_process() -> Callable[..., str]:
+    """Runs a script in a Python of its own, from a file, and returns what it printed.
+
+    With an `exit_code` other than 0 the script must end with that code; what it wrote to standard error is returned.
+    """
     import subprocess
     import sys
     import tempfile
 
-    def run(script: str) -> str:
+    def run(script: str, exit_code: int = 0) -> str:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "script.py")
             path.write_text(script)
             done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
+        assert done.returncode == exit_code, done.stderr[-3000:]
+        return done.stderr if exit_code else done.stdout
 
     return run

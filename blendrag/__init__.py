@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
+    from blendrag.async_engine import AsyncBlendEngine
     from blendrag.config import DELIMITER, BlendConfig
     from blendrag.engine import BlendEngine
     from blendrag.outputs import BlendOutput, EncodedChunk
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BlendConfig": "blendrag.config", "DELIMITER": "blendrag.config",
-    "BlendEngine": "blendrag.engine",
+    "BlendEngine": "blendrag.engine", "AsyncBlendEngine": "blendrag.async_engine",
     "BlendOutput": "blendrag.outputs", "EncodedChunk": "blendrag.outputs",
     "BlendPrompt": "blendrag.prompt", "Chunk": "blendrag.prompt", "mark_chunks": "blendrag.prompt",
     "strip_marks": "blendrag.prompt",
@@ -28,8 +29,9 @@ _HOMES = {
     "SamplingParams": "vllm",
 }
 
-__all__ = ["DELIMITER", "BlendConfig", "BlendEngine", "BlendOutput", "BlendPrompt", "BlendStats", "Chunk", "ChunkStats",
-           "ChunkStore", "EncodedChunk", "EngineStats", "SamplingParams", "__version__", "mark_chunks", "strip_marks"]
+__all__ = ["DELIMITER", "AsyncBlendEngine", "BlendConfig", "BlendEngine", "BlendOutput", "BlendPrompt", "BlendStats",
+           "Chunk", "ChunkStats", "ChunkStore", "EncodedChunk", "EngineStats", "SamplingParams", "__version__",
+           "mark_chunks", "strip_marks"]
 
 
 def __getattr__(name: str) -> Any:

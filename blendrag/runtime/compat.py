@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.engine.exceptions import EngineDeadError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,3 +44,14 @@ def busy(engine: Any) -> bool:
 def scheduler_connector(engine: Any) -> Any:
     """The scheduler half of the connector of an `LLMEngine` in this process."""
     return engine.engine_core.engine_core.scheduler.connector
+
+
+def output_handler(llm: Any) -> Any:
+    """The task in which an `AsyncLLM` receives its engine's outputs, started; it ends when the engine dies."""
+    llm._run_output_handler()
+    return llm.output_handler
+
+
+def end_requests(llm: Any) -> None:
+    """Makes every request of an `AsyncLLM` raise `EngineDeadError` where it is waited for."""
+    llm.output_processor.propagate_error(EngineDeadError())

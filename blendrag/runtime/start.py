@@ -1,22 +1,28 @@
-"""Starts an embedded vLLM engine with blending in it."""
+"""Starts vLLM with blending in it, in this process or in one of its own."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from blendrag.config import BlendConfig
 from blendrag.errors import BlendError, ModelError
+from blendrag.runtime.failure import FailureNote, as_error
 from blendrag.store import open_store
 
 CONNECTOR = {"kv_connector": "BlendConnector", "kv_connector_module_path": "blendrag.runtime.connector",
              "kv_role": "kv_both"}
 WORKER = "blendrag.runtime.worker.BlendWorker"
+
+_GUARD = 'put what the file does under `if __name__ == "__main__":`'
 
 
 def start_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -> Any:
@@ -27,43 +33,97 @@ def start_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -
 
     Raises:
         ModelError: vLLM cannot run the model, or blending does not support it.
+        StoreError: the store's folder cannot be opened.
     """
     from vllm import EngineArgs
     from vllm.distributed.kv_transfer import has_kv_transfer_group
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from blendrag.runtime.model import refuse_by_config
+    _check(config, engine_args)
+    if has_kv_transfer_group():
+        raise ModelError("another engine runs in this process: close it first, or share it")
+    with _errors_of(model), _all_or_nothing(), _in_process():
+        vllm_config, args = _configure(EngineArgs, model, config, engine_args)
+        return LLMEngine.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
 
+
+def start_async_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -> tuple[Any, FailureNote]:
+    """vLLM's `AsyncLLM`, its engine running in a process of its own, and where that process notes why it died.
+
+    Blocks until the model is loaded.  Raises as `start_engine`.
+    """
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    _check(config, engine_args)
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork inherits locks that threads hold
+    with _errors_of(model):
+        vllm_config, args = _configure(AsyncEngineArgs, model, config, engine_args)
+        note = FailureNote(vllm_config.kv_transfer_config.engine_id)
+        try:
+            return AsyncLLM.from_vllm_config(vllm_config, enable_log_requests=args.enable_log_requests,
+                                             disable_log_stats=args.disable_log_stats), note
+        except Exception as error:
+            told = note.read()
+            note.remove()
+            if told is None:
+                raise ModelError(_unexplained(model)) from error
+            raise as_error(*told) or RuntimeError(told[1]) from error
+
+
+def _check(config: BlendConfig, engine_args: dict[str, Any]) -> None:
+    """Complains before a model is loaded."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ModelError(f"an engine's process imports the program's main file, which starts an engine: {_GUARD}")
     reserved = {"kv_transfer_config", "worker_cls"} & set(engine_args)
     if reserved:
         raise ModelError(f"{', '.join(sorted(reserved))} is set by blendrag: leave it out")
     if config.store_path is not None:
-        open_store(config.store_path).close()  # complains before a model is loaded
-    if has_kv_transfer_group():
-        raise ModelError("another engine runs in this process: close it first, or share it")
+        open_store(config.store_path, disk_bytes=config.disk_bytes).close()
+
+
+def _configure(kind: Any, model: str, config: BlendConfig, engine_args: dict[str, Any]) -> tuple[Any, Any]:
+    """`VllmConfig`, and the engine arguments of this kind that it was made of."""
+    from blendrag.runtime.model import refuse_by_config
+
+    connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
+    args = kind(model=model, worker_cls=WORKER, kv_transfer_config=connector, **_memory(engine_args), **engine_args)
+    vllm_config = args.create_engine_config()
+    refuse_by_config(vllm_config)
+    return vllm_config, args
+
+
+@contextmanager
+def _errors_of(model: str) -> Iterator[None]:
     try:
-        with _in_process():
-            connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
-            args = EngineArgs(model=model, worker_cls=WORKER, kv_transfer_config=connector, **_memory(engine_args),
-                              **engine_args)
-            vllm_config = args.create_engine_config()
-            refuse_by_config(vllm_config)
-            return LLMEngine.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
-    except BlendError as error:
-        _let_go(error)
+        yield
+    except BlendError:
         raise
     except Exception as error:
-        _let_go(error)
         raise ModelError(f"vLLM cannot start {model!r} ({_first_line(error)}): check the model's path or name and the "
                          "engine arguments") from error
 
 
-def _let_go(error: Exception) -> None:
+@contextmanager
+def _all_or_nothing() -> Iterator[None]:
     """Undoes half a start, so that another engine can start in this process while somebody holds the error."""
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
-    ensure_kv_transfer_shutdown()
-    traceback.clear_frames(error.__traceback__)  # they hold the model
+    try:
+        yield
+    except Exception as error:
+        ensure_kv_transfer_shutdown()
+        traceback.clear_frames(error.__traceback__)  # they hold the model
+        raise
+
+
+def _unexplained(model: str) -> str:
+    """Of a process that ended before it could note why."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    with suppress(OSError, UnicodeDecodeError):
+        if file and "__name__" not in Path(file).read_text("utf-8"):
+            return f"the engine's process imports {file}, which does its work without a guard: {_GUARD}"
+    return f"vLLM cannot start {model!r} (its process ended before it said why): look at its log, on standard error"
 
 
 def _memory(engine_args: dict[str, Any]) -> dict[str, int]:

@@ -12,10 +12,12 @@ from blendrag.runtime.blender import Blender
 from blendrag.runtime.connector import BlendConnector
 from blendrag.runtime.encoder import Encoder
 from blendrag.runtime.entries import Entries
+from blendrag.runtime.failure import leave_notes
 from blendrag.runtime.forward import Forward
 from blendrag.runtime.model import BlendModel
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -31,6 +33,10 @@ def _platform_worker() -> Any:
 
 class BlendWorker(_platform_worker()):  # type: ignore[misc]
     """vLLM's worker; gives the connector the model once it is loaded."""
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        leave_notes(str(vllm_config.kv_transfer_config.engine_id))
+        super().__init__(vllm_config, *args, **kwargs)
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocates the paged cache, then attaches blending.
@@ -57,6 +63,16 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         """`Encoder.stored`, for `collective_rpc`."""
         assert self._encoder is not None
         return self._encoder.stored(chunks, prefix_ids, neutral)
+
+    def blendrag_call(self, method: str, args: Sequence[Any]) -> tuple[Any, tuple[str, str] | None]:
+        """What another method returns and None, or None and the class and text of the exception it raised.
+
+        vLLM tells other processes an exception's text alone.
+        """
+        try:
+            return getattr(self, method)(*args), None
+        except Exception as error:
+            return None, (type(error).__name__, str(error))
 
     def shutdown(self) -> None:
         """Lets go of the model before vLLM does."""

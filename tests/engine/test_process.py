@@ -1,8 +1,9 @@
-"""The engine in a script of its own: no `__main__` guard, and memory that is free again."""
+"""Engines in a script of their own: `__main__` guards, memory that is free again, and ends of every kind."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,7 @@ for number in range(2):
     [output] = engine.generate(BlendPrompt("Read: ", Chunk(text), " Who built it?"), SamplingParams(max_tokens=4))
     # Touch all of the paged cache, so that it counts as resident.
     engine._start().call(lambda vllm: vllm.collective_rpc(lambda worker: [
-        layer.attention.kv_cache.zero_().numel() for layer in worker._blender.model.layers]))
+        layer.attention.kv_cache.zero_().numel() for layer in worker._encoder.model.layers]))
     running = resident()
     engine.close()
     found.append(dict(constructed=constructed, running=running, closed=resident(), new=new,
@@ -33,7 +34,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_script_without_a_main_guard(own_process: Callable[[str], str], smollm2: Path, tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard(own_process: Callable[..., str], smollm2: Path, tmp_path: Path) -> None:
     printed = own_process(SCRIPT.format(model=str(smollm2), store=str(tmp_path / "store")))
     first, second = json.loads(printed.splitlines()[-1])
     assert (first["reused"], second["reused"]) == (1, 1)
@@ -42,3 +43,78 @@ def test_a_script_without_a_main_guard(own_process: Callable[[str], str], smollm
         held = 2**30 + 500 * 2**20  # the paged cache and the weights
         assert engine["running"] - engine["closed"] > 0.9 * held
     assert second["closed"] - first["closed"] < 150 * 2**20
+
+
+FAILING = """
+from blendrag import BlendEngine, SamplingParams
+
+engine = BlendEngine({model!r}, dtype="float32", enforce_eager=True, max_model_len=512, kv_cache_memory_bytes=2**26)
+stream = engine.stream("Once", SamplingParams(max_tokens=400, ignore_eos=True))
+next(stream)
+raise LookupError("a fault of the program")
+"""
+
+
+def test_a_program_that_fails_with_an_open_engine_shows_its_own_fault(own_process: Callable[..., str],
+                                                                      smollm2: Path) -> None:
+    told = own_process(FAILING.format(model=str(smollm2)), exit_code=1)
+    assert told.strip().splitlines()[-1].endswith("LookupError: a fault of the program")
+
+
+def test_an_engine_that_cannot_start_leaves_nothing_behind(own_process: Callable[..., str], smollm2: Path,
+                                                           tmp_path: Path) -> None:
+    """vLLM's native threads would abort the interpreter where they outlive it."""
+    folder = without_weights(smollm2, tmp_path)
+    told = own_process(FAILING.format(model=str(folder)), exit_code=1)
+    assert "blendrag.errors.ModelError: vLLM cannot start" in told.strip().splitlines()[-1]
+
+
+ASYNC = """
+import asyncio
+import os
+import signal
+from blendrag import AsyncBlendEngine, SamplingParams
+from blendrag.errors import EngineClosedError, ModelError
+
+async def main():
+    async with AsyncBlendEngine({model!r}, dtype="float32", enforce_eager=True, max_model_len=512,
+                                kv_cache_memory_bytes=2**26) as engine:
+        outputs = engine.generate("Once", SamplingParams(max_tokens=400, ignore_eos=True))
+        await anext(outputs)
+        encoding = asyncio.create_task(engine.encode(["A chunk that takes a while. " * 60]))
+        await asyncio.sleep(0)
+        [core] = engine._started.result()[0]._llm.engine_core.resources.engine_manager.processes
+        os.kill(core.pid, signal.SIGKILL)
+        for waiting in (anext(outputs), anext(outputs), anext(outputs), encoding, engine.stored(["x"])):
+            try:
+                await waiting
+            except (EngineClosedError, StopAsyncIteration) as error:
+                print(type(error).__name__, error)
+        print("closed", engine.closed)
+
+{run}
+"""
+
+
+def test_an_engines_process_that_is_killed_ends_what_waits_for_it(own_process: Callable[..., str],
+                                                                  smollm2: Path) -> None:
+    printed = own_process(ASYNC.format(model=str(smollm2), run='if __name__ == "__main__": asyncio.run(main())'))
+    ends = [line for line in printed.splitlines() if line.startswith("EngineClosedError")]
+    assert len(ends) == 3
+    assert all("the engine's process died" in line for line in ends)
+    assert printed.splitlines()[-1] == "closed True"
+
+
+def test_a_missing_main_guard_is_named(own_process: Callable[..., str], smollm2: Path) -> None:
+    told = own_process(ASYNC.format(model=str(smollm2), run="asyncio.run(main())"), exit_code=1)
+    last = told.strip().splitlines()[-1]
+    assert "script.py, which does its work without a guard" in last
+    assert 'put what the file does under `if __name__ == "__main__":`' in last
+
+
+def without_weights(model: Path, folder: Path) -> Path:
+    """A copy of the model that only fails once vLLM runs."""
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    return folder

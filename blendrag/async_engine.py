@@ -1,0 +1,222 @@
+"""The engine for asyncio: vLLM in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+from blendrag.config import BlendConfig
+from blendrag.errors import EngineClosedError
+from blendrag.outputs import BlendOutput, EncodedChunk
+from blendrag.policies import Policy
+from blendrag.prompt import Chunk
+from blendrag.requests import Prefix, Progress, Prompt, Requests, pair
+from blendrag.stats import EngineStats
+from blendrag.tokens import SegmentTokenizer
+
+if TYPE_CHECKING:
+    from blendrag.runtime.process import EngineProcess
+
+
+class AsyncBlendEngine:
+    """`BlendEngine` for asyncio.  Construction is cheap: the model loads at the first use.
+
+    >>> async with AsyncBlendEngine("HuggingFaceTB/SmolLM2-135M-Instruct") as engine:
+    ...     await engine.encode(documents)
+    ...     async for output in engine.generate(prompt, SamplingParams(max_tokens=20)):
+    ...         print(output.text)
+
+    The model runs in a process of its own, so several engines can run at once, and the event loop is
+    never held up.  That process imports the program's main file: what the file does must stand under
+    `if __name__ == "__main__":`.  Chunks are stored in that process, and shared through
+    `config.store_path`.
+
+    An engine belongs to the event loop of its first use.  Cancelling a task that waits for it stops
+    the request in the engine.
+
+    Args:
+        model: path or name of the model, as vLLM takes it.
+        config: settings of blending; `BLENDRAG_*` variables and the defaults where None.
+        engine_args: any of vLLM's engine arguments, `max_model_len=8192` for instance.
+    """
+
+    def __init__(self, model: str, *, config: BlendConfig | None = None, **engine_args: Any) -> None:
+        self.model = str(model)
+        self.config = config or BlendConfig()
+        self.engine_args = engine_args
+        self.stats = EngineStats()
+        self._numbers = itertools.count()
+        self._closed = False
+        self._started: asyncio.Task[tuple[EngineProcess, Requests]] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    # Requests.
+
+    async def generate(self, prompt: Prompt, sampling_params: Any = None, *, blend: bool = True,
+                       policy: str | Policy | None = None, ratio: float | None = None, cache_salt: str | None = None,
+                       lora_request: Any = None, request_id: str | None = None,
+                       **policy_settings: Any) -> AsyncGenerator[BlendOutput, None]:
+        """Completes one prompt; yields the output so far whenever there is more of it.
+
+        Closing the generator, or cancelling the task that iterates over it, stops the request in the engine.
+
+        Args:
+            prompt: text is cut into chunks at `config.delimiter`.
+            sampling_params: vLLM's `SamplingParams`.
+            blend: False for vLLM's plain full prefill.
+            policy, ratio, policy_settings: override the engine's policy for this request.
+            cache_salt: shares vLLM's prefix cache only with requests of the same salt.
+            request_id: names the request in vLLM's logs and output; unique among the running ones.
+
+        Raises:
+            PromptError: the prompt is empty or longer than the model takes.
+            ConfigError: an unknown policy or setting.
+            ModelError: the engine cannot start.
+            EngineClosedError: the engine was closed, or died.
+        """
+        process, requests = await self._start()
+        settings = dict(policy=policy, ratio=ratio, **policy_settings)
+        [made] = await asyncio.to_thread(requests.make, [prompt], [sampling_params], blend, settings, cache_salt)
+        async with aclosing(self._outputs(process, requests, made, lora_request, request_id)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def complete(self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, blend: bool = True,
+                       policy: str | Policy | None = None, ratio: float | None = None, cache_salt: str | None = None,
+                       lora_request: Any = None, **policy_settings: Any) -> list[BlendOutput]:
+        """Completes prompts, all in one batch: `BlendEngine.generate`, awaited.
+
+        Args:
+            prompts: one or several.
+            sampling_params: vLLM's `SamplingParams`, for all prompts or one for each.
+
+        Returns:
+            One finished output for each prompt, in their order.
+
+        Raises:
+            As `generate`; the other prompts' requests are stopped then.
+        """
+        many, params = pair(prompts, sampling_params)
+        process, requests = await self._start()
+        settings = dict(policy=policy, ratio=ratio, **policy_settings)
+        made = await asyncio.to_thread(requests.make, many, params, blend, settings, cache_salt)
+        tasks = [asyncio.create_task(_last(self._outputs(process, requests, one, lora_request))) for one in made]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Chunks.
+
+    async def encode(self, chunks: Sequence[str | Chunk], prefix: Prefix = "",
+                     on_progress: Callable[[int, int], None] | None = None) -> list[EncodedChunk]:
+        """Computes the KV of chunks and stores what is not stored yet; see `BlendEngine.encode`.
+
+        Args:
+            on_progress: called on the event loop, with (chunks done, chunks in all).
+        """
+        process, requests = await self._start()
+        encoding = await asyncio.to_thread(requests.encoding, chunks, prefix, on_progress)
+        for arguments in encoding:
+            encoding.take(await process.call("blendrag_encode", *arguments))
+        return encoding.result
+
+    async def stored(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> list[bool]:
+        """Which chunks are stored, as `encode` with the same arguments would store them."""
+        process, requests = await self._start()
+        ids = await asyncio.to_thread(requests.chunk_ids, chunks)
+        return list(await process.call("blendrag_stored", ids, *requests.behind(prefix)))
+
+    # What the engine is made of.
+
+    async def tokens(self) -> SegmentTokenizer:
+        """The tokenizer, segment by segment; its `tokenizer` is the model's own."""
+        return (await self._start())[1].tokens
+
+    async def max_model_len(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return (await self._start())[1].max_model_len
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or its process died; a closed engine cannot be used again."""
+        if self._closed or self._started is None or not self._started.done():
+            return self._closed
+        return self._started.result()[0].closed
+
+    async def close(self) -> None:
+        """Stops all requests and ends the engine's process.  The disk tier stays."""
+        self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._shut_down())
+        await asyncio.shield(self._closing)
+
+    async def __aenter__(self) -> AsyncBlendEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _start(self) -> tuple[EngineProcess, Requests]:
+        """Starts the engine unless it runs."""
+        if self._closed:
+            raise EngineClosedError("the engine is closed: make a new AsyncBlendEngine")
+        if self._started is None:
+            self._started = asyncio.create_task(self._launch())
+            # Everybody who waits may be cancelled meanwhile.
+            self._started.add_done_callback(lambda task: task.cancelled() or task.exception())
+        elif self._started.get_loop() is not asyncio.get_running_loop():
+            raise EngineClosedError("the engine belongs to the event loop of its first use: make one engine for each, "
+                                    "or do all within one asyncio.run")
+        return await asyncio.shield(self._started)
+
+    async def _launch(self) -> tuple[EngineProcess, Requests]:
+        try:
+            return await self._start_process()
+        except BaseException:
+            self._started = None  # the next use tries again
+            raise
+
+    async def _start_process(self) -> tuple[EngineProcess, Requests]:
+        llm, note = await asyncio.to_thread(_start_llm, self.model, self.config, self.engine_args)
+        from blendrag.runtime.compat import load_tokenizer
+        from blendrag.runtime.process import EngineProcess
+
+        model = llm.vllm_config.model_config
+        tokens = await asyncio.to_thread(lambda: SegmentTokenizer(load_tokenizer(model)))
+        return EngineProcess(llm, note), Requests(self.config, tokens, model.max_model_len, self.stats)
+
+    async def _shut_down(self) -> None:
+        if self._started is None:
+            return
+        with suppress(Exception):  # it did not start: whoever waits for it is told
+            process, _ = await self._started
+            await process.close()
+
+    async def _outputs(self, process: EngineProcess, requests: Requests, made: tuple[Any, Any], lora_request: Any,
+                       request_id: str | None = None) -> AsyncGenerator[BlendOutput, None]:
+        progress = Progress()
+        name = request_id or f"blend-{next(self._numbers)}"
+        async with aclosing(process.outputs(name, *made, lora_request)) as outputs:
+            async for output in outputs:
+                progress.see(output)
+                yield requests.output(output, progress)
+
+
+def _start_llm(*arguments: Any) -> Any:
+    """Imports vLLM, which takes seconds, off the event loop too."""
+    from blendrag.runtime.start import start_async_engine
+
+    return start_async_engine(*arguments)
+
+
+async def _last(outputs: AsyncGenerator[BlendOutput, None]) -> BlendOutput:
+    async with aclosing(outputs):
+        async for output in outputs:
+            last = output
+    return last

@@ -1,0 +1,54 @@
+"""What an engine's process dies of reaches the process that started it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import pytest
+
+from blendrag.errors import ModelError
+from blendrag.runtime.failure import FailureNote, as_error, leave_notes
+
+LOGGER = logging.getLogger("vllm.v1.engine.core")
+
+
+@pytest.fixture
+def engine_id():
+    handlers = list(LOGGER.handlers)
+    yield str(uuid.uuid4())
+    LOGGER.handlers[:] = handlers
+
+
+def die(error: Exception) -> None:
+    try:
+        raise error
+    except Exception:
+        LOGGER.exception("EngineCore failed to start.")
+
+
+def test_the_first_failure_is_noted(engine_id):
+    note = FailureNote(engine_id)
+    leave_notes(engine_id)
+    assert note.read() is None
+    LOGGER.error("no exception")
+    assert note.read() is None
+    die(ModelError("it has no weights: add some"))
+    die(RuntimeError("another rank is gone"))
+    assert note.read() == ("ModelError", "it has no weights: add some")
+    note.remove()
+    assert note.read() is None
+
+
+def test_nothing_is_noted_where_nobody_asked(engine_id):
+    leave_notes(engine_id)
+    die(ValueError("x"))
+    note = FailureNote(engine_id)
+    assert note.read() is None
+    note.remove()
+
+
+def test_only_our_own_classes_come_back():
+    assert isinstance(as_error("ModelError", "x"), ModelError)
+    assert as_error("ValueError", "x") is None
+    assert as_error("__doc__", "x") is None
