@@ -22,7 +22,8 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, order_
                    has_valid: tl.constexpr, sparse: tl.constexpr, capped: tl.constexpr, precision: tl.constexpr,
                    block_rows: tl.constexpr, block_keys: tl.constexpr, block: tl.constexpr):
     head = tl.program_id(1).to(tl.int64)
-    rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    row_block = tl.num_programs(0) - 1 - tl.program_id(0)  # those that see most are last: they start first
+    rows = row_block * block_rows + tl.arange(0, block_rows)
     dims = tl.arange(0, padded)
     row_ok = rows < num_rows
     dim_ok = dims < size
@@ -36,7 +37,7 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, order_
         begin = tl.maximum(0, lowest - window + 1) // block_keys * block_keys
     pieces = (end - begin + block_keys - 1) // block_keys
     if sparse:
-        pieces = tl.load(count_ptr + tl.program_id(0)) * (block // block_keys)
+        pieces = tl.load(count_ptr + row_block) * (block // block_keys)
         allowed_row = allowed_ptr + tl.load(group_ptr + rows, mask=row_ok, other=0) * num_blocks
     wide = rows.to(tl.int64)
     q = tl.load(q_ptr + wide[:, None] * q_row + head * q_head + dims[None, :],
@@ -49,7 +50,7 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, order_
     for piece in range(pieces):
         start = begin + piece * block_keys
         if sparse:
-            key_block = tl.load(list_ptr + tl.program_id(0) * num_blocks + piece // (block // block_keys))
+            key_block = tl.load(list_ptr + row_block * num_blocks + piece // (block // block_keys))
             start = key_block * block + piece % (block // block_keys) * block_keys
         keys = start + tl.arange(0, block_keys)
         key_ok = keys < end
