@@ -17,6 +17,7 @@ import torch
 from vllm.config import CompilationMode
 from vllm.forward_context import set_forward_context
 
+from blendrag.runtime.lora import without_adapters
 from blendrag.runtime.model import BlendModel, Layer
 
 
@@ -118,7 +119,7 @@ class Forward:
         positions = torch.cat([lane.positions[part.rows] for lane, part in tile]).to(device, torch.int64)
         context = set_forward_context(None, self.model.vllm_config, num_tokens=at, slot_mapping={},
                                       skip_compiled=not self._compiled)
-        with torch.inference_mode(), self._swapped(), context:
+        with torch.inference_mode(), self._swapped(), without_adapters(self.model.module, at), context:
             try:
                 self.model.module(ids, positions)
             except _Stop:

@@ -130,7 +130,8 @@ class BlendModel:
                 digest.update(table[:: max(1, len(table) // _SAMPLES)].cpu().contiguous().numpy().tobytes())
         samples = []
         for name, parameter in self.module.named_parameters():
-            digest.update(repr((name, tuple(parameter.shape), str(parameter.dtype))).encode())
+            bare = name.replace(".base_layer", "")  # as it is called without enable_lora
+            digest.update(repr((bare, tuple(parameter.shape), str(parameter.dtype))).encode())
             flat = parameter.detach().reshape(-1)
             samples.append(flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].float())
         digest.update(torch.cat(samples).cpu().numpy().tobytes())
