@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PASS_SHARE = 8
+"""A pass computes about a prompt's eighth: where less is left, vLLM computes that as quickly, and exactly."""
+
 
 class BlendConnector(KVConnectorBase_V1, SupportsHMA):
     """Blends stored chunks into prompts; see docs/design.md."""
@@ -109,12 +112,17 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         plan = self._plans.get(request.request_id)
         if plan is None:
             return 0, False
-        plan.stats.prefix_cached_tokens = num_computed_tokens
-        # A hit that reaches into blended blocks is this same prompt again; what is left is a block at the most.
+        if not request.num_preemptions:
+            plan.stats.prefix_cached_tokens = num_computed_tokens
         useful = any(p.end > num_computed_tokens for p in plan.placements)
-        if not useful or num_computed_tokens > plan.exact_tokens:
+        # A hit that reaches into blended blocks is this same prompt again.  What is left is a block at the most, unless
+        # the prompt's last blocks had to make room: they are blended again.
+        left = plan.stats.prompt_tokens - num_computed_tokens
+        block_size = self._vllm_config.cache_config.block_size
+        little = left <= max(block_size, plan.stats.prompt_tokens // _PASS_SHARE)
+        if not useful or (num_computed_tokens > plan.exact_tokens and little):
             return 0, False
-        return max(0, plan.stats.prompt_tokens - 1 - num_computed_tokens), False
+        return max(0, left - 1), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         plan = self._plans.get(request.request_id)
@@ -125,7 +133,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         self._jobs.append(BlendJob(
             request_id=request.request_id, token_ids=list(ids[:-1]), placements=plan.placements,
             question_start=plan.question_start, policy=plan.policy.settings(),
-            write_from=len(ids) - 1 - num_external_tokens, block_ids=blocks.get_block_ids()))
+            write_from=len(ids) - 1 - num_external_tokens, block_ids=blocks.get_block_ids(),
+            resumed=request.num_preemptions > 0))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         jobs, self._jobs = self._jobs, []
@@ -144,6 +153,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
             if report.unwritten and self._block_pool is not None:
                 # vLLM computes them again, step by step, but goes on offering them to others meanwhile.
                 self._block_pool.evict_blocks(set(report.unwritten))
+            if report.resumed and not report.failure:
+                continue  # the statistics are of the first time
             if request_id in self._plans:
                 self._reports[request_id] = report
             elif request_id in self._pending:
@@ -192,6 +203,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         if not metadata.jobs:
             return
         for job, report in zip(metadata.jobs, self.blender.blend(metadata.jobs), strict=True):
+            report.resumed = job.resumed
             self._reports[job.request_id] = report
             if report.failure:
                 logger.warning("the blend pass of request %s failed, prefilling in full: %s", job.request_id,

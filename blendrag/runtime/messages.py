@@ -38,6 +38,7 @@ class BlendJob:
         policy: `Policy.settings()`.
         write_from: tokens before it are in the paged cache already, shared with other requests.
         block_ids: the request's blocks in the paged cache, per KV cache group.
+        resumed: vLLM had preempted the request, and it is blended again.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class BlendJob:
     policy: dict[str, Any]
     write_from: int
     block_ids: tuple[list[int], ...]
+    resumed: bool = False
 
 
 @dataclass
@@ -54,7 +56,7 @@ class BlendReport:
     """What a blend pass did for one request; counts are tokens, `row_layers` is rows x layers computed.
 
     `damaged` names entries that were planned with and could not be had when they were needed.  After a `failure` the
-    request was computed in full; `unwritten` are the blocks of one for which that failed too.
+    request was computed in full; `unwritten` are the blocks of one for which that failed too.  `resumed` is the job's.
     """
 
     row_layers: int = 0
@@ -66,6 +68,7 @@ class BlendReport:
     blend_s: float = 0.0
     failure: str = ""
     unwritten: list[int] = field(default_factory=list)
+    resumed: bool = False
 
 
 @dataclass
