@@ -70,7 +70,9 @@ class Requests:
         """vLLM's output with its statistics; a finished request is counted."""
         from blendrag.runtime.marks import MARKS
 
-        told = (getattr(found, "kv_transfer_params", None) or {}).get(MARKS)
+        # Of several samples only the first is blended, the others find its blocks in the prefix cache.
+        told = max((params[MARKS] for params in progress.handed_out if MARKS in params),
+                   key=lambda told: int(told["chunks_reused"]), default=None)
         cached = found.num_cached_tokens or 0
         length = len(found.prompt_token_ids or [])
         stats = BlendStats.from_dict(told) if told else BlendStats(
@@ -119,17 +121,24 @@ class Requests:
 
 
 class Progress:
-    """What has been seen of one request's outputs; made when the request is handed in."""
+    """What has been seen of one request's outputs; made when the request is handed in.
+
+    Attributes:
+        handed_out: the `kv_transfer_params` of each sample that has ended.
+    """
 
     def __init__(self) -> None:
         self.first_token_s = 0.0
         self._submitted = time.perf_counter()
+        self.handed_out: list[dict[str, Any]] = []
         self._samples: dict[int, Any] = {}
 
     def see(self, output: Any) -> None:
         """Completes an output of vLLM, which reports each of n samples on its own, with the other samples so far."""
         if not self.first_token_s:
             self.first_token_s = time.perf_counter() - self._submitted
+        if handed_out := getattr(output, "kv_transfer_params", None):
+            self.handed_out.append(handed_out)
         self._samples |= {sample.index: sample for sample in output.outputs}
         output.outputs = [self._samples[index] for index in sorted(self._samples)]
 

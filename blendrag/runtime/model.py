@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _SAMPLES = 64
 _QUANTISED = ("fp8", "nvfp4", "int8", "int4")
+_DRAFTS = (None, "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
+"""Speculative methods that look at nothing but tokens and the last hidden state.  A draft model would attend to KV of
+its own, which nobody computes for reused chunks: right answers, but next to no draft accepted."""
 
 
 @dataclass
@@ -151,6 +154,7 @@ def refuse_by_config(vllm_config: VllmConfig) -> None:
     """
     model = vllm_config.model_config
     cache_dtype = str(vllm_config.cache_config.cache_dtype)
+    drafts = vllm_config.speculative_config and vllm_config.speculative_config.method
     for refused, what, remedy in (
             (vllm_config.parallel_config.pipeline_parallel_size > 1, "pipeline parallel",
              "set pipeline_parallel_size=1 and use tensor_parallel_size instead"),
@@ -160,7 +164,9 @@ def refuse_by_config(vllm_config: VllmConfig) -> None:
              "use a model whose layers are all ordinary attention"),
             (model.use_mla, "latent attention (MLA)", "use a model with ordinary attention"),
             (cache_dtype.startswith(_QUANTISED), f"a quantised KV cache ({cache_dtype})",
-             "set kv_cache_dtype='auto'")):
+             "set kv_cache_dtype='auto'"),
+            (drafts not in _DRAFTS, f"drafts of a model with KV of its own (speculative method {drafts})",
+             "use the method ngram or suffix")):
         if refused:
             raise ModelError(f"blending does not support {what}: {remedy}")
 
