@@ -39,17 +39,21 @@ class EngineProcess:
         Raises:
             EngineClosedError: the engine was closed, or died, before the request finished.
         """
+        if self.closed:
+            raise self._reason()
         finished = False
         try:
             async with aclosing(self._llm.generate(prompt, params, request_id, lora_request=lora_request)) as found:
                 async for output in found:
                     finished = output.finished
                     yield output
-        except EngineDeadError as error:
-            finished = True
-            raise self._reason() from error
-        except EngineGenerateError as error:
-            raise (error.__cause__ or error) from None  # what an embedded engine raises
+        except Exception as error:
+            if self.closed or isinstance(error, EngineDeadError):  # what is torn down fails in many ways
+                finished = True
+                raise self._reason() from error
+            if isinstance(error, EngineGenerateError):
+                raise (error.__cause__ or error) from None  # what an embedded engine raises
+            raise
         finally:
             # vLLM forgets a request that is cancelled while it is being handed in.
             if not finished and not self.closed:
@@ -66,7 +70,9 @@ class EngineProcess:
             if not answer.done():
                 raise self._reason()
             result, failure = answer.result()[0]
-        except EngineDeadError as error:
+        except Exception as error:
+            if not self.closed and not isinstance(error, EngineDeadError):
+                raise
             raise self._reason() from error
         finally:
             answer.cancel()

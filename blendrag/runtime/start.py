@@ -121,7 +121,7 @@ def _unexplained(model: str) -> str:
     """Of a process that ended before it could note why."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     with suppress(OSError, UnicodeDecodeError):
-        if file and "__name__" not in Path(file).read_text("utf-8"):
+        if file and "__main__" not in Path(file).read_text("utf-8"):
             return f"the engine's process imports {file}, which does its work without a guard: {_GUARD}"
     return f"vLLM cannot start {model!r} (its process ended before it said why): look at its log, on standard error"
 
