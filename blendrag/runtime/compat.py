@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -33,7 +34,7 @@ def load_tokenizer(model_config: Any) -> Any:
 
 def in_one_process(vllm_config: VllmConfig) -> bool:
     """Whether the scheduler and the only worker share a process."""
-    return vllm_config.parallel_config.distributed_executor_backend == "uni"
+    return bool(vllm_config.parallel_config.distributed_executor_backend == "uni")
 
 
 def busy(engine: Any) -> bool:
@@ -55,3 +56,13 @@ def output_handler(llm: Any) -> Any:
 def end_requests(llm: Any) -> None:
     """Makes every request of an `AsyncLLM` raise `EngineDeadError` where it is waited for."""
     llm.output_processor.propagate_error(EngineDeadError())
+
+
+def spare_llvmlite() -> None:
+    """Lets an engine start on the CPU where llvmlite is loaded, by a program's numba or an earlier engine's n-grams.
+
+    There vLLM 0.32 reads the `__dict__` of whatever it finds in any module, and llvmlite's library makes a function
+    of every name that it is asked for.
+    """
+    if "llvmlite.binding.ffi" in sys.modules:
+        sys.modules["llvmlite.binding.ffi"].lib._fntab.setdefault("__dict__", {})

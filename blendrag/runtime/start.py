@@ -39,9 +39,12 @@ def start_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -
     from vllm.distributed.kv_transfer import has_kv_transfer_group
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from blendrag.runtime.compat import spare_llvmlite
+
     _check(config, engine_args)
     if has_kv_transfer_group():
         raise ModelError("another engine runs in this process: close it first, or share it")
+    spare_llvmlite()
     with _errors_of(model), _all_or_nothing(), _in_process():
         vllm_config, args = _configure(EngineArgs, model, config, engine_args)
         return LLMEngine.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
