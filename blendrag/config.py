@@ -54,6 +54,8 @@ class BlendConfig(BaseSettings):
 
     store_path: Path | None = Field(None, description="folder of the disk tier; none: host RAM only")
     ram_bytes: ByteSize = Field(ByteSize(4 * 2**30), description="budget of the host-RAM tier")
+    gpu_bytes: ByteSize | None = Field(
+        None, description="budget of the tier on the GPU; none: half of what vLLM leaves free, 8 GiB at most")
     disk_bytes: ByteSize | None = Field(None, description="budget of the disk tier; none: no limit")
     namespace: str = Field("default", min_length=1, description="chunks are shared within a namespace only")
 

@@ -140,7 +140,7 @@ class Prompt:
 
     def job(self, policy: Policy, first_block: int = 0) -> BlendJob:
         blocks = list(range(first_block, first_block + -(-self.tokens // BLOCK_SIZE)))[::-1]
-        return BlendJob("request", self.ids.tolist(), self.placements, self.question_start, policy.settings(),
+        return BlendJob("request", self.ids.numpy(), self.placements, self.question_start, policy.settings(),
                         0, (blocks,))
 
 
@@ -165,7 +165,7 @@ def blend(model: Model, prompts: list[Prompt], policies: list[Policy], sparse: i
           ranks: Ranks | None = None) -> tuple[list[KV], list[Any]]:
     """What lies in the paged cache afterwards, prompt by prompt, and the reports."""
     entries = {key: entry for prompt in prompts for key, entry in prompt.entries.items()}
-    source: Any = SimpleNamespace(ranks=ranks or Ranks(), get=lambda keys: [entries[key] for key in keys])
+    source: Any = SimpleNamespace(ranks=ranks or Ranks(), tier=None, load=lambda keys: [entries[key] for key in keys])
     runs: Any = model
     jobs = [prompt.job(policy, 1000 * number)
             for number, (prompt, policy) in enumerate(zip(prompts, policies, strict=True))]

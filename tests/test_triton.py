@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blendrag.runtime.attention import Rows, attend
+from blendrag.runtime.attention import Rows, attend, weights
 from blendrag.runtime.messages import Placement
 from blendrag.runtime.rotation import NoRotation, Rotation
 from blendrag.runtime.triton_attention import attend_triton
 from blendrag.runtime.triton_gather import Gather
+from blendrag.runtime.triton_scores import weights_triton
 from blendrag.store import KVEntry
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -54,3 +55,31 @@ def test_gather_kernel(neox: bool, half: int) -> None:
         expected_v[at] = entry.v[1, : len(at)]
     torch.testing.assert_close(found_k, expected_k)
     torch.testing.assert_close(found_v, expected_v)
+
+
+@pytest.mark.parametrize("heads", [6, 2])
+@pytest.mark.parametrize(("window", "soft_cap", "holes"), [(0, 0.0, False), (40, 0.0, True), (0, 5.0, True)])
+def test_weights_kernels(heads: int, window: int, soft_cap: float, holes: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    keys = 150
+    positions = torch.randperm(keys, generator=generator)[:45].sort().values.to(DEVICE)
+    q, k = (torch.randn(n, count, 48, generator=generator).to(DEVICE) for n, count in ((45, heads), (keys, 2)))
+    valid = None
+    if holes:
+        valid = (torch.rand(keys, generator=generator) > 0.3).to(DEVICE)
+        valid[positions] = True
+    found = weights_triton(q, k, Rows(positions, keys, valid), scale=0.2, window=window, soft_cap=soft_cap)
+    rows = Rows(positions.cpu(), keys, None if valid is None else valid.cpu())
+    expected = weights(q.cpu(), k.cpu(), rows, scale=0.2, window=window, soft_cap=soft_cap)
+    torch.testing.assert_close(found.cpu(), expected, atol=2e-3 if DEVICE.type == "cuda" else 1e-5, rtol=1e-3)
+
+
+def test_gather_kernel_with_few_programs() -> None:
+    generator = torch.Generator().manual_seed(6)
+    entry = KVEntry(*(torch.randn(2, 70, 2, 32, generator=generator).to(DEVICE) for _ in range(2)))
+    many, few = ([torch.zeros(80, 2, 32, device=DEVICE) for _ in range(2)] for _ in range(2))
+    gather = Gather([(Placement(4, 60, "key", exact=False, offset=9), entry)], DEVICE)
+    gather.layer(1, NoRotation(), *many)
+    gather.layer(1, NoRotation(), *few, programs=2)
+    torch.testing.assert_close(many, few)
+    torch.testing.assert_close(many[1][4:60], entry.v[1, 9:65])

@@ -128,6 +128,17 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, sca
     return out
 
 
+def weights(q: torch.Tensor, k: torch.Tensor, rows: Rows, *, scale: float, window: int = 0,
+            soft_cap: float = 0.0) -> torch.Tensor:
+    """How much each row attends to each key, summed over heads: [rows, keys], float32.  Arguments as for `attend`."""
+    if q.is_cuda:
+        from blendrag.runtime.triton_scores import weights_triton
+
+        return weights_triton(q, k, rows, scale=scale, window=window, soft_cap=soft_cap)
+    seen = rows.visible(rows.positions, 0, rows.keys, window)
+    return scores(q, k, seen, scale=scale, soft_cap=soft_cap).sum(0)
+
+
 def scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, *, scale: float,
            soft_cap: float = 0.0) -> torch.Tensor:
     """Softmax weights [heads, rows, keys], float32.  Mask: bool [rows, keys], True = seen."""

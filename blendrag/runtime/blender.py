@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from blendrag.policies import Attention, Evidence, Full, Layout, Policy, make_policy
@@ -106,16 +108,16 @@ class Blender:
 
     def _load(self, jobs: Sequence[BlendJob]) -> list[_Work]:
         started = time.perf_counter()
-        keep_bytes = self._spare_bytes() // len(jobs)
         keys = list(dict.fromkeys(placement.key for job in jobs for placement in job.placements))
-        entries = dict(zip(keys, self.entries.get(keys), strict=True))
+        entries = dict(zip(keys, self.entries.load(keys), strict=True))
         works = []
         for job in jobs:
             had = [(placement, entry) for placement in job.placements if (entry := entries[placement.key]) is not None]
             report = BlendReport(damaged=[p.key for p in job.placements if entries[p.key] is None])
             policy = make_policy(job.policy)
-            useful = bool(policy.evidence(len(self.model.layers))) or self.model.device.type == "cuda"
-            context = Context(self.model, len(job.token_ids), had, keep_bytes if useful else 0)
+            several_passes = self.model.device.type == "cpu" and policy.evidence(len(self.model.layers))
+            keep_bytes = _KEEP_BYTES // len(jobs) if several_passes else 0
+            context = Context(self.model, len(job.token_ids), had, keep_bytes, self.entries.tier)
             layout = _layout(context)
             works.append(_Work(job, policy, report, context, self._tensor(job.token_ids), layout,
                                layout.reused.clone(), ~context.stored))
@@ -181,15 +183,8 @@ class Blender:
         return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids, work.sparsity,
                          work.dense_layers)
 
-    def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
-
-    def _spare_bytes(self) -> int:
-        """Memory that the contexts of a step may fill."""
-        if self.model.device.type != "cuda":
-            return _KEEP_BYTES
-        free, _ = torch.cuda.mem_get_info()
-        return min(_KEEP_BYTES, free // 2)
+    def _tensor(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(ids).to(self.model.device)
 
     def _synchronize(self) -> None:
         if self.model.device.type == "cuda":

@@ -128,12 +128,10 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         plan = self._plans.get(request.request_id)
         if plan is None or num_external_tokens == 0:
             return
-        ids = request.prompt_token_ids
-        assert ids is not None
         self._jobs.append(BlendJob(
-            request_id=request.request_id, token_ids=list(ids[:-1]), placements=plan.placements,
+            request_id=request.request_id, token_ids=plan.ids[:-1], placements=plan.placements,
             question_start=plan.question_start, policy=plan.policy.settings(),
-            write_from=len(ids) - 1 - num_external_tokens, block_ids=blocks.get_block_ids(),
+            write_from=len(plan.ids) - 1 - num_external_tokens, block_ids=blocks.get_block_ids(),
             resumed=request.num_preemptions > 0))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:

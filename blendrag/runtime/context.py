@@ -11,26 +11,26 @@ from blendrag.runtime.forward import Part
 from blendrag.runtime.messages import Placement
 from blendrag.runtime.model import BlendModel
 from blendrag.runtime.rotation import NoRotation, Rotation
-from blendrag.runtime.staging import Staging
 from blendrag.store import KVEntry
 
 if TYPE_CHECKING:
-    from blendrag.runtime.triton_gather import Gather
+    from blendrag.runtime.device_loader import DeviceLoader
+    from blendrag.runtime.device_tier import DeviceTier
 
 
 class Context:
     """The KV of a prompt's first `tokens` tokens, one layer at a time.
 
     Args:
-        keep_bytes: device memory that the context may fill, so that loading overlaps with computing (CUDA) and a
-            second pass need not load and rotate again (CPU).
+        keep_bytes: memory in which layers are kept, so that a second pass need not load and rotate again (CPU).
+        tier: where entries on the device come from (CUDA).
 
     Attributes:
         stored: bool [tokens]; True where an entry stands in.
     """
 
     def __init__(self, model: BlendModel, tokens: int, entries: Sequence[tuple[Placement, KVEntry]],
-                 keep_bytes: int = 0) -> None:
+                 keep_bytes: int = 0, tier: DeviceTier | None = None) -> None:
         self.model = model
         self.tokens = tokens
         self.entries = entries
@@ -42,10 +42,7 @@ class Context:
         self._keep_bytes = keep_bytes
         self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._staging: Staging | None = None
-        self._gather: Gather | None = None
-        if model.device.type == "cuda":
-            self._prepare_gather()
+        self._loader = self._device_loader(tier) if model.device.type == "cuda" else None
         self._earlier: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._retained: dict[int, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
 
@@ -57,20 +54,7 @@ class Context:
         """
         if index in self._kept:
             return self._kept[index]
-        attention = self.model.layers[index].attention
-        shape = (self.tokens, attention.num_kv_heads, attention.head_size)
-        k = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
-        v = torch.zeros_like(k)
-        rotation = self.model.layers[index].rotation
-        if self._staging is not None:
-            self._staging.wait(index)
-        if self._gather is not None:
-            self._gather.layer(index, rotation, k, v)
-        elif self.entries:
-            keys = torch.cat([self._fetch(entry.k, index, placement) for placement, entry in self.entries])
-            k.index_copy_(0, self._places, self._rotated(rotation, keys))
-            for placement, entry in self.entries:
-                v[placement.start : placement.end] = self._fetch(entry.v, index, placement)
+        k, v = self._loader.layer(index) if self._loader is not None else self._load(index)
         for positions, fresh_k, fresh_v in self._retained.get(index, ()):
             k[positions], v[positions] = fresh_k, fresh_v
         if k.nbytes + v.nbytes <= self._keep_bytes:
@@ -106,18 +90,24 @@ class Context:
             self._earlier[index] = (positions, k.clone(), v.clone())
         return all_k, all_v
 
-    def _prepare_gather(self) -> None:
-        """Has entries copied to the device where there is room; read from page-locked memory otherwise."""
+    def _device_loader(self, tier: DeviceTier | None) -> DeviceLoader | None:
+        from blendrag.runtime.device_loader import DeviceLoader
         from blendrag.runtime.triton_gather import Gather
 
-        if not Gather.takes(self.entries, self.model.dtype):
-            return
-        entries = self.entries
-        if Staging.bytes_needed(entries) <= self._keep_bytes:
-            self._keep_bytes = 0
-            self._staging = Staging(entries, self.model.device)
-            entries = self._staging.entries
-        self._gather = Gather(entries, self.model.device)
+        takes = Gather.takes(self.entries, self.model.dtype)
+        return DeviceLoader(self.model, self.tokens, self.entries, tier) if takes else None
+
+    def _load(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        attention, rotation = self.model.layers[index].attention, self.model.layers[index].rotation
+        shape = (self.tokens, attention.num_kv_heads, attention.head_size)
+        k = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
+        v = torch.zeros_like(k)
+        if self.entries:
+            keys = torch.cat([self._fetch(entry.k, index, placement) for placement, entry in self.entries])
+            k.index_copy_(0, self._places, self._rotated(rotation, keys))
+            for placement, entry in self.entries:
+                v[placement.start : placement.end] = self._fetch(entry.v, index, placement)
+        return k, v
 
     def _rotated(self, rotation: Rotation | NoRotation, keys: torch.Tensor) -> torch.Tensor:
         if isinstance(rotation, NoRotation):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from blendrag.errors import StoreError
+from blendrag.runtime.device_tier import DeviceTier
 from blendrag.runtime.ranks import Ranks
 from blendrag.store import ChunkStore, KVEntry, entry_key
 
@@ -17,11 +18,13 @@ class Entries:
 
     Args:
         fingerprint: this rank's part of the model's identity.
+        tier: entries on the device; None on the CPU.
     """
 
-    def __init__(self, store: ChunkStore, namespace: str, fingerprint: str) -> None:
+    def __init__(self, store: ChunkStore, namespace: str, fingerprint: str, tier: DeviceTier | None = None) -> None:
         self.ranks = Ranks()
         self.fingerprint = self.ranks.common(fingerprint)
+        self.tier = tier
         self._store = store
         self._namespace = namespace
 
@@ -37,15 +40,31 @@ class Entries:
 
     def get(self, keys: Sequence[str]) -> list[KVEntry | None]:
         """The entries, in host memory; None where one cannot be had."""
-        entries = [self._read(self.ranks.local(key)) for key in keys]
-        have = self.ranks.agree([entry is not None for entry in entries])
-        return [entry if there else None for entry, there in zip(entries, have, strict=True)]
+        return self._agreed([self._read(self.ranks.local(key)) for key in keys])
+
+    def load(self, keys: Sequence[str]) -> list[KVEntry | None]:
+        """`get` for a pass: those for which the device tier has room are on the device."""
+        if self.tier is None:
+            return self.get(keys)
+        held = {key: self.tier.get(key) for key in keys}
+        for key, entry in held.items():
+            if entry is None:
+                held[key] = self._read(self.ranks.local(key))
+            else:
+                self._store.touch(self.ranks.local(key))
+        agreed = self._agreed(list(held.values()))
+        placed = self.tier.hold({key: entry for key, entry in zip(keys, agreed, strict=True) if entry is not None})
+        return [placed.get(key) for key in keys]
 
     def put(self, key: str, entry: KVEntry, prefix: bytes | None = None, ids: Sequence[int] | None = None) -> None:
         """Stores an entry; with `prefix` and `ids` it is found wherever a prompt holds these tokens."""
         found = {} if self.ranks.rank else {"prefix": prefix, "ids": ids}  # one name of a chunk is enough
         self._store.put(self.ranks.local(key), entry, fingerprint=self.fingerprint, namespace=self._namespace,
                         **found)  # type: ignore[arg-type]
+
+    def _agreed(self, entries: list[KVEntry | None]) -> list[KVEntry | None]:
+        have = self.ranks.agree([entry is not None for entry in entries])
+        return [entry if there else None for entry, there in zip(entries, have, strict=True)]
 
     def _read(self, key: str) -> KVEntry | None:
         try:

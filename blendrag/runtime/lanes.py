@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from blendrag.policies import Attention, Deviation
-from blendrag.runtime.attention import Rows, attend, scores
+from blendrag.runtime.attention import Rows, attend, weights
 from blendrag.runtime.context import Context
 from blendrag.runtime.forward import Lane, Part
 from blendrag.runtime.model import BlendModel, Layer
@@ -91,7 +91,7 @@ class AttentionLane(_ContextLane):
         self.depth = evidence.layers[-1] + 1
         self.scores = torch.zeros(context.tokens, device=context.model.device)
         self._sum = torch.zeros_like(self.scores)
-        self._seen: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
+        self._asking: dict[int, list[tuple[slice, Rows]]] = {}
 
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
                v: torch.Tensor) -> torch.Tensor | None:
@@ -99,8 +99,11 @@ class AttentionLane(_ContextLane):
         all_k, all_v = self.context.merged(index, part, positions, k, v)
         rows = self.rows(part)
         if index in self._evidence.layers:
-            first, mask = self._asking(part, layer.window)
-            self._measure(q[first:], all_k, mask, layer)
+            for piece, asking in self._questions(part):
+                found = weights(q[piece], all_k, asking, scale=layer.scale, window=layer.window,
+                                soft_cap=layer.soft_cap)
+                found = self._ranks.total(found) / (len(q[0]) * self._ranks.size)
+                self._sum += found.square().sum(0) if self._evidence.over_rows == "norm" else found.sum(0)
             if part.last:
                 self.scores += self._sum.sqrt() if self._evidence.over_rows == "norm" else self._sum
                 self._sum.zero_()
@@ -108,22 +111,16 @@ class AttentionLane(_ContextLane):
                 return None
         return attend(q, all_k, all_v, rows, scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
 
-    def _asking(self, part: Part, window: int) -> tuple[int, torch.Tensor]:
-        """The first of the part's rows that belongs to the question, and what the question's rows see."""
-        key = part.rows.start, window
-        if key not in self._seen:
+    def _questions(self, part: Part) -> list[tuple[slice, Rows]]:
+        """Those of the part's rows that belong to the question, in pieces whose weights fit into memory."""
+        if part.rows.start not in self._asking:
             positions = self.positions[part.rows]
             first = int((positions < self._question_start).sum())
-            rows = self.rows(part)
-            self._seen[key] = first, rows.visible(positions[first:], 0, rows.keys, window)
-        return self._seen[key]
-
-    def _measure(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, layer: Layer) -> None:
-        for at in range(0, len(q), _SCORED_ROWS):
-            piece = slice(at, at + _SCORED_ROWS)
-            weights = scores(q[piece], k, mask[piece], scale=layer.scale, soft_cap=layer.soft_cap).sum(0)
-            weights = self._ranks.total(weights) / (len(q[0]) * self._ranks.size)
-            self._sum += weights.square().sum(0) if self._evidence.over_rows == "norm" else weights.sum(0)
+            pieces = [slice(at, min(at + _SCORED_ROWS, len(positions)))
+                      for at in range(first, len(positions), _SCORED_ROWS)]
+            self._asking[part.rows.start] = [
+                (piece, Rows(positions[piece], self.context.tokens, self._valid)) for piece in pieces]
+        return self._asking[part.rows.start]
 
 
 class DeviationLane(_ContextLane):

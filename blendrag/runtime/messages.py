@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
@@ -32,7 +34,7 @@ class BlendJob:
     """One request's share of a blend pass.
 
     Attributes:
-        token_ids: the prompt without its last token, which vLLM computes itself.
+        token_ids: the prompt without its last token, which vLLM computes itself; int64.
         placements: stored entries, in prompt order, not overlapping.
         question_start: first of the tokens whose attention a query-aware policy measures.
         policy: `Policy.settings()`.
@@ -42,7 +44,7 @@ class BlendJob:
     """
 
     request_id: str
-    token_ids: list[int]
+    token_ids: npt.NDArray[np.int64]
     placements: list[Placement]
     question_start: int
     policy: dict[str, Any]

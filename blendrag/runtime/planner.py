@@ -37,12 +37,14 @@ class Plan:
     """What a request will reuse, and what is known of it so far.
 
     Attributes:
+        ids: the prompt.
         keys: the stored entry of each chunk in `stats.chunks`; empty where there is none.
         missing: the marked chunks that are not stored, as token ids.
     """
 
     policy: Policy
     stats: BlendStats
+    ids: npt.NDArray[np.int64]
     placements: list[Placement] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     missing: list[list[int]] = field(default_factory=list)
@@ -76,7 +78,7 @@ class Planner:
             # Marks come from clients, and this runs on the scheduler's thread.
             logger.warning("request %s has marks that make no sense, prefilling in full: %s", request.request_id, error)
             return None
-        plan = Plan(chosen, BlendStats(policy=chosen.name, prompt_tokens=len(ids)))
+        plan = Plan(chosen, BlendStats(policy=chosen.name, prompt_tokens=len(ids)), ids)
         if reason := _refusal(request):
             plan.stats.chunks = [ChunkStats(start, end - start, reason=reason) for start, end in marked]
             return plan if marked else None

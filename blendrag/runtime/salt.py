@@ -2,8 +2,8 @@
 
 vLLM identifies a cached block by a hash chained over all tokens up to its end.  Blended KV is
 approximate from its first reused token on, unless the stored KV is exact there.  From the block
-that holds this token on, the chain continues from a salted hash; blocks before it keep their
-ordinary hashes and are shared with every other request, both ways.
+that holds this token on, hashes are salted; blocks before it keep their ordinary hashes and are
+shared with every other request, both ways.
 """
 
 from __future__ import annotations
@@ -30,21 +30,25 @@ def salt_block_hashes(request: Request, exact_tokens: int, block_size: int, salt
     if inner is None:
         return
     exact_blocks = exact_tokens // block_size
+    plain = list(request.block_hashes)
 
     def hasher(request: Request) -> list[Any]:
-        hashes = request.block_hashes
-        if exact_blocks == 0 or len(hashes) != exact_blocks:
-            return inner(request)
-        # The next block continues from a salted stand-in for the last exact block's hash.
-        exact = hashes[-1]
-        hashes[-1] = type(exact)(blake3(bytes(exact) + salt).digest()[: len(bytes(exact))])
+        shown = request.block_hashes
+        del plain[len(shown) :]
+        request.block_hashes = plain  # the chain goes on from what vLLM itself would have there
         try:
-            return inner(request)
+            found = inner(request)
         finally:
-            hashes[-1] = exact
+            request.block_hashes = shown
+        plain.extend(found)
+        return [_salted(known, salt) if number >= exact_blocks else known
+                for number, known in enumerate(found, len(shown))]
 
-    if exact_blocks == 0:
-        request.cache_salt = f"{request.cache_salt or ''}|blend:{salt.hex()}"
     request._block_hasher = hasher
-    del request.block_hashes[exact_blocks:]
-    request.update_block_hashes()
+    hashes = request.block_hashes
+    # A chained hash names all before it, so a salted copy does too: no token need be hashed again.
+    hashes[exact_blocks:] = [_salted(known, salt) for known in hashes[exact_blocks:]]
+
+
+def _salted(known: Any, salt: bytes) -> Any:
+    return type(known)(blake3(known + salt).digest(len(known)))

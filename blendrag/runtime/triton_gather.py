@@ -24,8 +24,18 @@ def _gather_kernel(k_address_ptr, v_address_ptr, step_ptr, place_ptr, cos_ptr, s
                    num_tokens, layer, out_token, table_row,
                    size: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr, padded: tl.constexpr,
                    neox: tl.constexpr, block_tokens: tl.constexpr):
-    tokens = tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)
-    head = tl.program_id(1)
+    for block in range(tl.program_id(0), (num_tokens + block_tokens - 1) // block_tokens, tl.num_programs(0)):
+        _gather_block(k_address_ptr, v_address_ptr, step_ptr, place_ptr, cos_ptr, sin_ptr, k_out_ptr, v_out_ptr,
+                      num_tokens, layer, out_token, table_row, block, tl.program_id(1),
+                      size, half, padded_half, padded, neox, block_tokens)
+
+
+@triton.jit
+def _gather_block(k_address_ptr, v_address_ptr, step_ptr, place_ptr, cos_ptr, sin_ptr, k_out_ptr, v_out_ptr,
+                  num_tokens, layer, out_token, table_row, block, head,
+                  size: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr, padded: tl.constexpr,
+                  neox: tl.constexpr, block_tokens: tl.constexpr):
+    tokens = block * block_tokens + tl.arange(0, block_tokens)
     ok = tokens < num_tokens
     place = tl.load(place_ptr + tokens, mask=ok, other=0)
     shift = tl.load(step_ptr + tokens, mask=ok, other=0) * layer
@@ -87,15 +97,21 @@ class Gather:
             t.dtype == dtype and t.is_contiguous() and (t.is_cuda or t.is_pinned())
             for _, entry in entries for t in (entry.k, entry.v))
 
-    def layer(self, index: int, rotation: Rotation | NoRotation, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Fills the stored places of k and v, [tokens, kv heads, head size] and contiguous, of layer `index`."""
+    def layer(self, index: int, rotation: Rotation | NoRotation, k: torch.Tensor, v: torch.Tensor,
+              programs: int | None = None) -> None:
+        """Fills the stored places of k and v, [tokens, kv heads, head size] and contiguous, of layer `index`.
+
+        Args:
+            programs: how many share a head's tokens; None for as many as there are blocks of tokens.
+        """
         k_addresses, v_addresses, steps, places = self._table
         heads, size = k.shape[1:]
         rotates = isinstance(rotation, Rotation)
         cos = rotation.cos if isinstance(rotation, Rotation) else k
         sin = rotation.sin if isinstance(rotation, Rotation) else k
         half = cos.shape[1] if rotates else 0
-        _gather_kernel[(triton.cdiv(len(places), _BLOCK_TOKENS), heads)](
+        blocks = triton.cdiv(len(places), _BLOCK_TOKENS)
+        _gather_kernel[(min(programs or blocks, blocks), heads)](
             k_addresses, v_addresses, steps, places, cos, sin, k, v, len(places), index, k.stride(0), cos.stride(0),
             size, half, triton.next_power_of_2(max(1, half)), triton.next_power_of_2(size),
             getattr(rotation, "neox", True), _BLOCK_TOKENS)

@@ -10,6 +10,7 @@ from vllm.platforms import current_platform
 
 from blendrag.runtime.blender import Blender
 from blendrag.runtime.connector import BlendConnector
+from blendrag.runtime.device_tier import DeviceTier
 from blendrag.runtime.encoder import Encoder
 from blendrag.runtime.entries import Entries
 from blendrag.runtime.failure import leave_notes
@@ -48,10 +49,12 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         connector = get_kv_transfer_group()
         assert isinstance(connector, BlendConnector)
         model = BlendModel(self.model_runner.get_model(), self.vllm_config, kv_cache_config)
-        entries = Entries(connector.store, connector.config.namespace, model.fingerprint)
+        config = connector.config
+        tier = DeviceTier(model.device, config.gpu_bytes) if model.device.type == "cuda" else None
+        entries = Entries(connector.store, config.namespace, model.fingerprint, tier)
         forward = Forward(model)
         self._encoder: Encoder | None = Encoder(model, forward, entries)
-        connector.attach(Blender(model, forward, entries, connector.config.sparse_attention), self._encoder)
+        connector.attach(Blender(model, forward, entries, config.sparse_attention), self._encoder)
 
     def blendrag_encode(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
                         neutral: bool) -> list[tuple[str, bool]]:

@@ -92,6 +92,13 @@ class ChunkStore:
             self._disk.manifest.touch(key)
         return entry
 
+    def touch(self, key: str) -> None:
+        """Notes that an entry was used, by one who had a copy of it."""
+        with self._lock:
+            self._ram.get(key)
+        if self._disk:
+            self._disk.manifest.touch(key)
+
     def put(self, key: str, entry: KVEntry, *, fingerprint: str, namespace: str, prefix: bytes | None = None,
             ids: TokenIds | None = None) -> None:
         """Stores an entry, durably where there is a disk tier; if that fails, nothing is stored.

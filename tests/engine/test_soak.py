@@ -23,7 +23,8 @@ from blendrag.policies import POLICIES
 from blendrag.runtime.compat import scheduler_connector
 from tests.engine.families import FAMILIES, build
 
-WORDS = "the wall stood near old mill where two rivers meet and nobody had counted its stones since spring".split()
+WORDS = ["the", "wall", "stood", "near", "old", "mill", "where", "two", "rivers", "meet", "and", "nobody", "had",
+         "counted", "its", "stones", "since", "spring"]
 BATCH = 12
 
 
@@ -32,14 +33,14 @@ class Traffic:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.documents = [self.text(self.random.randint(30, 90)) for _ in range(40)]
+        self.documents = [self.text(self.random.randint(20, 60)) for _ in range(40)]
 
     def text(self, words: int) -> str:
         return " ".join(self.random.choices(WORDS, k=words)) + ". "
 
     def prompt(self) -> BlendPrompt | str:
         kind = self.random.random()
-        documents = self.random.choices(self.documents, k=self.random.randint(1, 5))
+        documents = self.random.choices(self.documents, k=self.random.randint(1, 4))
         if kind < 0.15:
             return self.text(20) + "".join(documents) + self.text(8)  # no marks: found by its tokens, or not
         parts: list[str | Chunk] = [] if kind < 0.25 else ["<|im_start|>Read. "]
@@ -49,7 +50,8 @@ class Traffic:
         return BlendPrompt(*parts, *([] if kind > 0.9 else [self.text(self.random.randint(1, 12))]))
 
     def params(self) -> SamplingParams:
-        greedy = dict(temperature=0.0, max_tokens=self.random.randint(1, 10), ignore_eos=self.random.random() < 0.5)
+        greedy = {"temperature": 0.0, "max_tokens": self.random.randint(1, 10),
+                  "ignore_eos": self.random.random() < 0.5}
         return SamplingParams(**self.random.choice([
             greedy, greedy, greedy,
             # No seed: on the CPU it ends vLLM 0.32 itself when a prompt is prefilled in several steps.
@@ -128,7 +130,8 @@ def held(engine: BlendEngine) -> dict[str, int]:
         ours = scheduler_connector(vllm)
         theirs = _worker_half()
         queues = (ours._plans, ours._reports, ours._jobs, theirs._reports, theirs._failed_blocks)
-        return {"requests": len(scheduler.requests), "free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return {"requests": len(scheduler.requests), "free": free,
                 "queued": sum(map(len, queues)), "pending": int(ours.populator.pending)}
 
     engine.flush()
