@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from blendrag import BlendEngine, BlendPrompt, Chunk
+from typing import Any
+
+from blendrag import BlendEngine, BlendOutput, BlendPrompt, Chunk
+from blendrag.runtime.compat import scheduler_connector
 from tests.engine.test_conformance import assert_same
 from tests.engine.test_reuse import fresh, one
 from tests.engine.texts import PASSAGES, QUESTION
+from tests.engine.together import counted, watched
 
 
 def long_prompt(system: str) -> BlendPrompt:
     """Several blocks of the paged cache: an exact system prompt, then chunks."""
     return BlendPrompt(system, *map(Chunk, PASSAGES), QUESTION)
+
+
+def cached(output: BlendOutput) -> tuple[int, int]:
+    """Tokens that vLLM took from its own prefix cache, and from the connector."""
+    ours = output.stats.prefix_cached_tokens
+    return ours, output.request_output.num_cached_tokens - ours
 
 
 def test_the_same_blended_prompt_hits(engine: BlendEngine) -> None:
@@ -53,3 +63,74 @@ def test_a_shared_system_prompt_hits_both_ways(engine: BlendEngine) -> None:
     assert one(engine, BlendPrompt(system, "Anything else?"), blend=False).stats.prefix_cached_tokens >= 128
     assert_same([one(engine, long_prompt(system), policy="full")],
                 [one(engine, long_prompt(system), blend=False, cache_salt=fresh())])
+
+
+def test_vllm_counts_the_same(engine: BlendEngine) -> None:
+    """Its own statistics tell a hit in the prefix cache from tokens that a connector brought."""
+    engine.encode(PASSAGES)
+    names = "prefix_cache_hits", "external_prefix_cache_hits"
+
+    def counts(prompt: BlendPrompt, **how: Any) -> tuple[BlendOutput, list[int]]:
+        before = [counted(engine, name) for name in names]
+        output = one(engine, prompt, **how)
+        return output, [counted(engine, name) - count for name, count in zip(names, before, strict=True)]
+
+    prompt = long_prompt(fresh())
+    first, brought = counts(prompt)
+    tokens = len(first.prompt_token_ids)
+    assert cached(first) == (0, tokens - 1) == tuple(brought)
+    second, brought = counts(prompt)
+    full_blocks = (tokens - 1) // 128 * 128
+    assert cached(second) == (full_blocks, 0) == tuple(brought)
+    exact, brought = counts(prompt, blend=False)
+    assert cached(exact) == (0, 0) == tuple(brought)
+    again, brought = counts(prompt, blend=False)
+    assert cached(again) == (full_blocks, 0) == tuple(brought)
+
+
+def test_chunks_that_were_found_by_their_tokens_stay_out_too(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    text = fresh() + "\n\n" + "\n\n".join(PASSAGES) + QUESTION
+    found, again = one(engine, text), one(engine, text)
+    assert found.stats.chunks_reused == len(PASSAGES)
+    assert cached(found)[0] == 0
+    assert cached(again)[0] >= len(found.prompt_token_ids) - 256
+    exact = one(engine, text, blend=False)
+    assert cached(exact) == (0, 0)
+    assert_same([exact], [one(engine, text, blend=False, cache_salt=fresh())])
+    assert cached(one(engine, text))[0] == cached(again)[0], "nor does the exact prompt serve the blended one"
+
+
+def test_a_chunk_that_is_exact_is_shared_with_plain_requests(engine: BlendEngine) -> None:
+    system, chunk = fresh(), fresh() + PASSAGES[0] + PASSAGES[1]
+    engine.encode([chunk], prefix=system)
+    engine.encode(PASSAGES)
+    blended = one(engine, BlendPrompt(system, Chunk(chunk), *map(Chunk, PASSAGES), QUESTION))
+    exact = [c.start + c.tokens for c in blended.stats.chunks if c.exact]
+    assert [end >= 256 for end in exact] == [True]
+    plain = one(engine, BlendPrompt(system, Chunk(chunk), QUESTION), blend=False)
+    assert cached(plain) == (exact[0] // 128 * 128, 0)
+    assert_same([plain], [one(engine, BlendPrompt(system, Chunk(chunk), QUESTION), blend=False, cache_salt=fresh())])
+
+
+def test_cache_salts_keep_blended_prompts_apart(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    prompt, salts = long_prompt(fresh()), (fresh(), fresh())
+    assert [cached(one(engine, prompt, cache_salt=salt))[0] for salt in salts] == [0, 0]
+    assert all(cached(one(engine, prompt, cache_salt=salt))[0] for salt in salts)
+
+
+def test_a_prompt_of_which_the_cache_lost_its_last_blocks_is_blended_again(engine: BlendEngine) -> None:
+    """As a full cache loses them: the last blocks go first.  What the first ones hold is not written again."""
+    engine.encode(PASSAGES)
+    prompt = long_prompt(fresh())
+    with watched(engine) as seen:
+        first = one(engine, prompt)
+        lost = set(seen.jobs[0].block_ids[0][2:])
+        engine._start().call(lambda vllm: scheduler_connector(vllm)._block_pool.evict_blocks(lost))
+        second = one(engine, prompt)
+    assert [job.write_from for job in seen.jobs] == [0, 256]
+    assert_same([second], [first])
+    assert cached(second) == (256, len(first.prompt_token_ids) - 1 - 256)
+    assert second.stats.chunks_reused == len(PASSAGES)
+    assert cached(one(engine, prompt))[1] == 0
