@@ -129,6 +129,23 @@ def test_preempted_requests_are_blended_again(short: BlendEngine, policy: str) -
     assert (short.stats.requests, short.stats.chunks_reused) == (before[0] + 12, before[1] + 24)
 
 
+def test_statistics_are_of_the_first_time(short: BlendEngine) -> None:
+    """The chunks leave the store, and the request is preempted: it goes on with rows computed in full."""
+    texts = [fresh(), fresh()]
+    keys = [chunk.key for chunk in short.encode(texts)]
+    wanted = BlendPrompt(SYSTEM, *map(Chunk, texts), QUESTION)
+    [alone] = short.generate(wanted, greedy(300), policy="full", cache_salt=fresh())
+    with watched(short) as seen:
+        [ticket] = hand_in(short, [wanted], greedy(300), salted({"policy": "full"}))
+        next(iter(ticket))
+        assert all(map(short.store.delete, keys))
+        scheduler = short._start().call(lambda vllm: vllm.engine_core.engine_core.scheduler)
+        assert short._start().call(lambda _: scheduler.reset_prefix_cache(reset_running_requests=True))
+        output = short._last(ticket)
+    assert [job.resumed for job in seen.jobs] == [False, True]
+    assert (output.token_ids, told(output)) == (alone.token_ids, told(alone))
+
+
 def test_a_resumed_pass_that_fails_is_told(short: BlendEngine) -> None:
     """Half of the statistics would be wrong: the answer was begun with stored chunks and ended without."""
     wanted = filled(short, [SYSTEM, Chunk(PASSAGES[0]), QUESTION], 3 * BLOCK - 4)
