@@ -47,7 +47,7 @@ class Context:
         self._retained: dict[int, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K (rotated) and V of a layer, [tokens, kv heads, head size]; zero where there is none.
+        """K (rotated) and V of a layer, [tokens, kv heads, head size]; of no meaning where there is none.
 
         Rows that were retained stand in place of stored ones; a kept layer also holds all that earlier passes merged
         into it.

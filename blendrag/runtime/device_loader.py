@@ -35,7 +35,7 @@ class DeviceLoader:
             self._side = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K (rotated) and V of a layer, [tokens, kv heads, head size]; zero where nothing is stored."""
+        """K (rotated) and V of a layer, [tokens, kv heads, head size]; not initialised where nothing is stored."""
         if self._tier is not None:
             self._tier.wait(index)
         if self._ahead is not None and self._ahead[0] == index:
@@ -63,5 +63,5 @@ class DeviceLoader:
     def _empty(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         attention = self._model.layers[index].attention
         shape = (self._tokens, attention.num_kv_heads, attention.head_size)
-        k = torch.zeros(shape, dtype=self._model.dtype, device=self._model.device)
-        return k, torch.zeros_like(k)
+        k = torch.empty(shape, dtype=self._model.dtype, device=self._model.device)
+        return k, torch.empty_like(k)

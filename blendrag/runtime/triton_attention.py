@@ -67,7 +67,9 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, order_
         if window > 0:
             seen = seen & (keys[None, :] > position[:, None] - window)
         if has_valid:
-            seen = seen & (tl.load(valid_ptr + keys, mask=key_ok, other=0)[None, :] != 0)
+            # What is not valid is not initialised: not even nothing of its values may be added.
+            key_ok = key_ok & (tl.load(valid_ptr + keys, mask=key_ok, other=0) != 0)
+            seen = seen & key_ok[None, :]
         if sparse:
             allowed = tl.load(allowed_row + key_block, mask=row_ok, other=0) != 0
             seen = seen & (allowed | (key_block >= position // block - 1))[:, None]
