@@ -79,7 +79,8 @@ class BlendStats:
 
     @property
     def chunks_prefix_cached(self) -> int:
-        """Chunks that vLLM's own prefix cache held: exact, and nothing was loaded or computed for them."""
+        """Chunks that vLLM's own prefix cache held, exact or from this prompt's last time; nothing was loaded or
+        computed for them."""
         return sum(chunk.reason == PREFIX_CACHED for chunk in self.chunks)
 
     def to_dict(self) -> dict[str, Any]:

@@ -152,12 +152,17 @@ def refuse_by_config(vllm_config: VllmConfig) -> None:
     Raises:
         ModelError: the model, or how it is run, has a property that blending does not support.
     """
-    model = vllm_config.model_config
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
     cache_dtype = str(vllm_config.cache_config.cache_dtype)
     drafts = vllm_config.speculative_config and vllm_config.speculative_config.method
     for refused, what, remedy in (
-            (vllm_config.parallel_config.pipeline_parallel_size > 1, "pipeline parallel",
+            (parallel.pipeline_parallel_size > 1, "pipeline parallel",
              "set pipeline_parallel_size=1 and use tensor_parallel_size instead"),
+            (any(getattr(parallel, f"{phase}_context_parallel_size", 1) > 1 for phase in ("prefill", "decode")),
+             "context parallel", "use tensor_parallel_size alone"),
+            # Their replicas compute in step, and would wait for each other in a pass that only one of them runs.
+            (parallel.data_parallel_size > 1 and model.is_moe, "data parallel with a mixture of experts",
+             "set data_parallel_size=1 and start several engines instead"),
             (model.runner_type != "generate", "pooling models", "use a model that generates text"),
             (model.is_encoder_decoder, "encoder-decoder models", "use a decoder-only model"),
             (model.is_attention_free or model.is_hybrid or model.has_inner_state, "state space layers",

@@ -293,10 +293,29 @@ def test_an_engine_starts_after_one_that_speculated(make: Make) -> None:
     assert_full_equals_plain(make(), [prompt(0)], greedy(4))
 
 
-def test_what_no_engine_can_do_is_refused(engine_pool: Any, folder: Path) -> None:
+def test_a_prompt_always_fits_the_cache(engine_pool: Any, folder: Path) -> None:
+    """vLLM sees to it: it does not start with a cache for less than max_model_len."""
     engine_pool.close()
-    drafts = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2}
-    with pytest.raises(ModelError, match=r"drafts .*\(speculative method draft_model\): use the method ngram"):
-        BlendEngine(str(folder), **SETTINGS, speculative_config=drafts).generate("x")
     with pytest.raises(ModelError, match="KV cache"):
         BlendEngine(str(folder), **SETTINGS | {"kv_cache_memory_bytes": 4 * BLOCK_BYTES}).generate("x")
+
+
+@pytest.mark.parametrize(("settings", "what"), [
+    ({"speculative_config": {"method": "draft_model", "num_speculative_tokens": 2}},
+     r"drafts .*\(speculative method draft_model\): use the method ngram"),
+    ({"tensor_parallel_size": 4, "decode_context_parallel_size": 2}, "context parallel: use tensor_parallel_size"),
+    ({"pipeline_parallel_size": 2}, "pipeline parallel: set pipeline_parallel_size=1"),
+], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
+def test_what_no_engine_can_do_is_refused(engine_pool: Any, folder: Path, settings: dict[str, Any], what: str) -> None:
+    engine_pool.close()
+    if drafts := settings.get("speculative_config"):
+        drafts["model"] = str(folder)
+    with pytest.raises(ModelError, match=what):
+        BlendEngine(str(folder), **SETTINGS, **settings).generate("x")
+
+
+def test_replicas_of_a_mixture_of_experts_are_refused(engine_pool: Any, tmp_path: Path) -> None:
+    engine_pool.close()
+    experts = build(named("Qwen3-MoE"), tmp_path / "model")
+    with pytest.raises(ModelError, match="data parallel with a mixture of experts: set data_parallel_size=1"):
+        BlendEngine(str(experts), **SETTINGS, data_parallel_size=2).generate("x")
