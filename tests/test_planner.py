@@ -17,7 +17,7 @@ from blendrag.runtime.messages import BlendReport, ModelFacts, Placement
 from blendrag.runtime.planner import Planner
 from blendrag.stats import BlendStats, ChunkStats
 from blendrag.store import ChunkStore, KVEntry, entry_key, prefix_digest
-from blendrag.store.keys import NEUTRAL
+from blendrag.store.keys import NEUTRAL, rank_keys
 from tests.helpers import make_request
 
 LAYERS = 4
@@ -40,12 +40,17 @@ def planner():
     planner.store.close()
 
 
-def put(planner, ids, digest=NEUTRAL, fingerprint="model", namespace="default") -> str:
-    """Stores a chunk: as the neutral variant, or behind the prefix of a digest."""
+def put(planner, ids, digest=NEUTRAL, fingerprint="model", namespace="default", findable=False) -> str:
+    """Stores a chunk: as the neutral variant, or behind the prefix of a digest; findable without marks or not."""
     key = entry_key(fingerprint, namespace, digest, ids)
     kv = torch.zeros(LAYERS, len(ids), 1, 2)
-    planner.store.put(key, KVEntry(kv, kv), fingerprint=fingerprint, namespace=namespace)
+    known = {"prefix": digest, "ids": ids} if findable else {}
+    planner.store.put(key, KVEntry(kv, kv), fingerprint=fingerprint, namespace=namespace, **known)
     return key
+
+
+def find(planner, digest=NEUTRAL, *chunks) -> list[str]:
+    return [put(planner, ids, digest, findable=True) for ids in chunks]
 
 
 def plan_of(planner, ids=PROMPT, spans=(SPAN_A, SPAN_B), policy=None, **options):
@@ -147,6 +152,95 @@ def test_a_chunk_of_which_only_the_last_token_is_left_is_not_reused():
     plan = plan_of(planner, [*PREFIX, 7], [(5, 6)])
     assert plan.placements == []
     assert not plan.stats.chunks[0].reused
+
+
+# Without marks, chunks are found by their tokens.
+
+
+def plan_without_marks(planner, ids):
+    return planner.plan(make_request(list(ids)))
+
+
+def test_stored_chunks_are_found_wherever_they_are(planner):
+    a, b = find(planner, NEUTRAL, A, B)
+    plan = plan_without_marks(planner, PREFIX + B + [1, 2, 3] + A + QUESTION)
+    assert plan.placements == [Placement(5, 35, b, False), Placement(38, 58, a, False)]
+    assert [(chunk.start, chunk.tokens, chunk.reused) for chunk in plan.stats.chunks] == [(5, 30, True), (38, 20, True)]
+    assert (plan.question_start, plan.exact_tokens, len(plan.salt)) == (58, 5, 16)
+
+
+def test_marks_and_no_marks_make_the_same_plan(planner):
+    find(planner, NEUTRAL, A, B)
+    marked, found = plan_of(planner), plan_without_marks(planner, PROMPT)
+    assert (marked.placements, marked.salt) == (found.placements, found.salt)
+
+
+def test_chunks_that_are_not_marked_are_found_beside_marked_ones(planner):
+    a, b = find(planner, NEUTRAL, A, B)
+    plan = plan_of(planner, PREFIX + A + [1] + B + QUESTION, [(26, 56)])
+    assert [placement.key for placement in plan.placements] == [a, b]
+    assert [chunk.start for chunk in plan.stats.chunks] == [5, 26]
+
+
+def test_a_marked_chunk_is_not_found_twice(planner):
+    [a] = find(planner, NEUTRAL, A)
+    plan = plan_of(planner, PREFIX + A + QUESTION, [(5, 25)])
+    assert plan.placements == [Placement(5, 25, a, False)]
+    assert len(plan.stats.chunks) == 1
+
+
+def test_what_is_stored_of_a_marked_chunk_is_used_where_the_whole_is_not(planner):
+    [a] = find(planner, NEUTRAL, A)
+    plan = plan_of(planner, PREFIX + A + B + QUESTION, [(5, 55)])
+    assert plan.placements == [Placement(5, 25, a, False)]
+    assert [(chunk.tokens, chunk.reason) for chunk in plan.stats.chunks] == [(50, "not stored"), (20, "")]
+    assert plan.missing == [A + B]
+
+
+def test_edges_that_were_merged_otherwise_are_computed(planner):
+    [b] = find(planner, NEUTRAL, B)
+    plan = plan_without_marks(planner, [*PREFIX, 7, *B[1:-1], 8, *QUESTION])
+    assert plan.placements == [Placement(6, 34, b, False, offset=1)]
+
+
+def test_a_chunk_behind_its_own_prefix_is_exact_without_marks_too(planner):
+    [a] = find(planner, prefix_digest(PREFIX), A)
+    [b] = find(planner, NEUTRAL, B)
+    plan = plan_without_marks(planner, PROMPT)
+    assert plan.placements == [Placement(5, 25, a, True), Placement(25, 55, b, False)]
+    assert plan.exact_tokens == 25
+
+
+def test_a_chunk_of_another_prefix_is_left_and_does_not_hide_the_others(planner):
+    find(planner, prefix_digest([1, 2, 3]), A)
+    [b] = find(planner, NEUTRAL, B)
+    assert [placement.key for placement in plan_without_marks(planner, PROMPT).placements] == [b]
+
+
+def test_entries_of_other_models_and_namespaces_are_not_found(planner):
+    put(planner, A, fingerprint="other-model", findable=True), put(planner, B, namespace="other", findable=True)
+    assert plan_without_marks(planner, PROMPT) is None
+
+
+def test_the_last_token_is_left_to_vllm_without_marks_too(planner):
+    [a] = find(planner, NEUTRAL, A)
+    assert plan_without_marks(planner, PREFIX + A).placements == [Placement(5, 24, a, False)]
+
+
+def test_searching_can_be_switched_off():
+    planner = make_planner(match=False)
+    find(planner, NEUTRAL, A, B)
+    assert plan_without_marks(planner, PROMPT) is None
+    assert len(plan_of(planner).placements) == 2
+
+
+def test_a_chunk_that_one_rank_lacks_is_not_used(planner):
+    planner.facts = ModelFacts("model", LAYERS, ranks=2)
+    [a] = find(planner, NEUTRAL, A)
+    assert plan_without_marks(planner, PROMPT) is None
+    kv = torch.zeros(LAYERS, len(A), 1, 2)
+    planner.store.put(rank_keys(a, 2)[1], KVEntry(kv, kv), fingerprint="model", namespace="default")
+    assert [placement.key for placement in plan_without_marks(planner, PROMPT).placements] == [a]
 
 
 # Marks come from clients.

@@ -150,7 +150,8 @@ class Blender:
         seconds = time.perf_counter() - started
         for work, lane in zip(works, lanes, strict=True):
             if step == 0 and self.sparse_attention is not None:
-                work.sparsity = Sparsity.choose(work.layout, lane.scores.where(work.context.stored, 0), self.sparse_attention)
+                scores = lane.scores.where(work.context.stored, 0)
+                work.sparsity = Sparsity.choose(work.layout, scores, self.sparse_attention)
             self._narrow(work, lane.scores, step)
             if isinstance(lane, AttentionLane):
                 work.needed[lane.positions] = True  # their KV in the context is the scoring pass's: compute it anew

@@ -13,8 +13,6 @@ from blendrag.runtime.sparsity import BLOCK
 if TYPE_CHECKING:
     from blendrag.runtime.attention import Rows
 
-_PROGRAMS = 256  # about two for each multiprocessor of a large GPU
-
 
 @triton.jit
 def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, order_ptr, group_ptr, allowed_ptr,
@@ -95,8 +93,6 @@ def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows,
     out = torch.empty((count, heads, size), dtype=q.dtype, device=q.device)
     wide = q.element_size() > 2
     block_rows, block_keys = (64, 32) if wide else (128, 64)  # what fits into Hopper's shared memory
-    while block_rows > 16 and triton.cdiv(count, block_rows) * heads < _PROGRAMS:
-        block_rows //= 2  # few rows over many keys: the smaller the pieces, the more of the GPU works
     unused = rows.positions
     order = groups = allowed = key_blocks = key_counts = unused
     if rows.sparsity is not None:
