@@ -1,0 +1,149 @@
+"""Chunks that requests bring along are stored, off the requests' path, each once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag import DELIMITER, BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
+from tests.engine.families import FAMILIES, build
+from tests.engine.test_reuse import fresh
+from tests.engine.texts import QUESTION
+
+SHORT = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(next(family for family in FAMILIES if family.name == "Llama"), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def engine(engine_pool: Any, tiny: Path) -> BlendEngine:
+    return engine_pool.get(  # type: ignore[no-any-return]
+        tiny, config=BlendConfig(populate="on_miss"), dtype="float32", enforce_eager=True, max_model_len=1024,
+        kv_cache_memory_bytes=2**26)
+
+
+def prompt(*chunks: str) -> BlendPrompt:
+    return BlendPrompt("Read. ", *map(Chunk, chunks), QUESTION)
+
+
+def watch(engine: BlendEngine) -> list[list[int]]:
+    """Every chunk that the worker is asked to encode, as token ids; from now on."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    asked: list[list[int]] = []
+
+    def listen(_: Any) -> None:
+        encoder: Any = get_kv_transfer_group().encoder
+        populate = type(encoder).populate.__get__(encoder)
+
+        def watched(chunks: list[list[int]], sink_ids: list[int]) -> None:
+            asked.extend(chunks)
+            populate(chunks, sink_ids)
+
+        encoder.populate = watched
+
+    engine._start().call(listen)
+    return asked
+
+
+def test_a_chunk_is_there_for_the_next_request(engine: BlendEngine) -> None:
+    first, second = fresh("a"), fresh("b")
+    [cold] = engine.generate(prompt(first, second), SHORT)
+    assert [chunk.reason for chunk in cold.stats.chunks] == ["not stored", "not stored"]
+    engine.flush()
+    assert engine.stored([first, second]) == [True, True]
+    [warm] = engine.generate(prompt(second, first), SHORT)
+    assert warm.stats.chunks_reused == 2
+
+
+def test_a_delimiter_marks_chunks_too(engine: BlendEngine) -> None:
+    text = fresh()
+    engine.generate(f"Read. {DELIMITER}{text}{DELIMITER} What is it?", SHORT)
+    engine.flush()
+    assert engine.stored([text]) == [True]
+
+
+def test_the_first_token_does_not_wait(engine: BlendEngine) -> None:
+    """It is handed out before the first chunk is encoded, and other requests' prompts go first too."""
+    order: list[str] = []
+    text = fresh()
+    asked = watch(engine)
+    stream = engine.stream(prompt(text), SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+    next(stream)
+    order.append("token")
+    engine._start().call(lambda _: order.append("encoded" if asked else "not encoded"))
+    stream.close()
+    engine.flush()
+    assert order[0] == "token"
+    assert len(asked) == 1
+    assert engine.stored([text]) == [True]
+
+
+def test_many_requests_with_the_same_new_chunk_have_it_encoded_once(engine: BlendEngine) -> None:
+    text = fresh()
+    asked = watch(engine)
+    held = threading.Event()
+    holding = threading.Thread(target=engine._start().call, args=(lambda _: held.wait(),))
+    holding.start()
+    tickets = engine._submit([prompt(text)] * 5, [SHORT] * 5, True, {}, None, None)
+    held.set()
+    holding.join()
+    outputs = [list(ticket)[-1] for ticket in tickets]
+    engine.flush()
+    assert all(output.finished for output in outputs)
+    assert len(asked) == 1
+
+
+def test_a_chunk_that_was_encoded_meanwhile_is_not_encoded_again(engine: BlendEngine) -> None:
+    text = fresh()
+    asked = watch(engine)
+    stream = engine.stream(prompt(text), SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
+    engine.encode([text])
+    list(stream)
+    engine.flush()
+    assert asked == []
+
+
+def test_an_aborted_request_loses_nothing(engine: BlendEngine) -> None:
+    text = fresh()
+    stream = engine.stream(prompt(text), SamplingParams(max_tokens=500, ignore_eos=True))
+    next(stream)
+    stream.close()
+    engine.flush()
+    assert engine.stored([text]) == [True]
+
+
+def test_what_cannot_be_encoded_is_not_tried_for_ever(engine: BlendEngine, caplog: pytest.LogCaptureFixture) -> None:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    text = fresh()
+    encoder: Any = engine._start().call(lambda _: get_kv_transfer_group().encoder)
+    encode, failures = encoder.encode, []
+
+    def fail(*_: Any, **__: Any) -> None:
+        failures.append(1)
+        raise RuntimeError("no kernel")
+
+    encoder.encode = fail
+    try:
+        [output] = engine.generate(prompt(text), SHORT)
+        engine.flush()
+    finally:
+        encoder.encode = encode
+    assert (len(output.token_ids), len(failures)) == (3, 1)
+    assert engine.stored([text]) == [False]
+    assert "1 chunks of a request could not be stored: no kernel" in caplog.text
+
+
+def test_nothing_is_stored_unasked(engine_pool: Any, tiny: Path) -> None:
+    engine = engine_pool.get(tiny, dtype="float32", enforce_eager=True, max_model_len=1024, kv_cache_memory_bytes=2**26)
+    text = fresh()
+    engine.generate(prompt(text), SHORT)
+    engine.flush()
+    assert engine.stored([text]) == [False]
