@@ -268,13 +268,6 @@ def test_without_prefix_caching_or_chunked_prefill_and_with_priorities(make: Mak
     assert order == [ticket.request_id.split("-")[1] for ticket in reversed(tickets)], "the most urgent first"
 
 
-def test_one_request_at_a_time(make: Make) -> None:
-    engine = make(max_num_seqs=1, async_scheduling=True)  # which vLLM turns off on the CPU
-    with watched(engine) as seen:
-        assert_full_equals_plain(engine, [prompt(0, 1), prompt(4), prompt(3, 2)], greedy(8))
-    assert [len(jobs) for jobs in seen.passes] == [1, 1, 1]
-
-
 def test_speculation_by_n_grams(make: Make) -> None:
     """Nine tokens to choose from: the answers repeat themselves, and drafts are accepted."""
     engine = make(speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
@@ -288,9 +281,14 @@ def test_speculation_by_n_grams(make: Make) -> None:
     assert {len(output.token_ids) for output in query} == {48}
 
 
-def test_an_engine_starts_after_one_that_speculated(make: Make) -> None:
-    """N-grams bring numba along, and vLLM for the CPU stumbles over it."""
-    assert_full_equals_plain(make(), [prompt(0)], greedy(4))
+def test_one_request_at_a_time_after_an_engine_that_speculated(make: Make) -> None:
+    """N-grams bring numba and llvmlite along, and vLLM for the CPU would stumble over that when it starts again."""
+    import llvmlite.binding  # noqa: F401
+
+    engine = make(max_num_seqs=1, async_scheduling=True)  # which vLLM turns off on the CPU
+    with watched(engine) as seen:
+        assert_full_equals_plain(engine, [prompt(0, 1), prompt(4), prompt(3, 2)], greedy(8))
+    assert [len(jobs) for jobs in seen.passes] == [1, 1, 1]
 
 
 def test_a_prompt_always_fits_the_cache(engine_pool: Any, folder: Path) -> None:
