@@ -18,9 +18,9 @@ class ChunkStats:
         tokens: its length in tokens.
         reused: stored KV was used for it.
         exact: the stored KV was encoded behind exactly the tokens that precede it here.
-        reason: why it was not reused: "not stored", "too short", "damaged", "prefix cached", "pass failed",
-            "LoRA request", "multimodal request", "prompt embeddings" or "prompt logprobs asked for"; empty
-            where it was.
+        reason: why it was not reused: "not stored", "too short", "damaged", "prefix cached", "not worth a pass" (vLLM's
+            prefix cache left less to compute), "pass failed", "LoRA request", "multimodal request", "prompt embeddings"
+            or "prompt logprobs asked for"; empty where it was.
     """
 
     start: int

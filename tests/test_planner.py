@@ -13,7 +13,7 @@ from vllm.sampling_params import SamplingParams
 
 from blendrag.config import BlendConfig
 from blendrag.policies import CacheBlend, First, NoRecompute, Query
-from blendrag.runtime.messages import BlendReport, ModelFacts, Placement
+from blendrag.runtime.messages import BlendReport, Missing, ModelFacts, Placement
 from blendrag.runtime.planner import Planner
 from blendrag.stats import BlendStats, ChunkStats
 from blendrag.store import ChunkStore, KVEntry, entry_key, prefix_digest
@@ -194,7 +194,7 @@ def test_what_is_stored_of_a_marked_chunk_is_used_where_the_whole_is_not(planner
     plan = plan_of(planner, PREFIX + A + B + QUESTION, [(5, 55)])
     assert plan.placements == [Placement(5, 25, a, False)]
     assert [(chunk.tokens, chunk.reason) for chunk in plan.stats.chunks] == [(50, "not stored"), (20, "")]
-    assert plan.missing == [A + B]
+    assert plan.missing == [Missing(A + B, is_prefix=False)]
 
 
 def test_edges_that_were_merged_otherwise_are_computed(planner):
@@ -337,9 +337,44 @@ def test_a_store_that_cannot_be_asked_ends_in_a_full_prefill():
     assert plan_of(planner).placements == []
 
 
-@pytest.mark.parametrize("reason", ["not stored", "too short", "damaged", "prefix cached", "pass failed"])
+@pytest.mark.parametrize("reason", ["not stored", "too short", "damaged", "prefix cached", "not worth a pass",
+                                    "pass failed"])
 def test_the_other_reasons_are_documented(reason):
     assert f'"{reason}"' in ChunkStats.__doc__
+
+
+# What would be of use another time.
+
+
+def test_a_prefix_that_comes_again_is_missing_until_it_is_stored(planner):
+    planner.config = BlendConfig(policy="none", min_chunk_tokens=5)
+    put(planner, A)
+    assert plan_of(planner).missing == [Missing(B, is_prefix=False)]
+    assert Missing(PREFIX, is_prefix=True) in plan_of(planner).missing
+    put(planner, PREFIX, prefix_digest())
+    assert plan_of(planner).missing == [Missing(B, is_prefix=False)]
+
+
+# Whether a pass is worth it.
+
+
+def test_a_pass_that_would_compute_more_than_vllm_has_to_is_not_worth_it(planner):
+    long = list(range(5000, 5400))
+    put(planner, A)
+    plan = plan_of(planner, long + A + QUESTION, [(400, 420)])
+    assert planner.worth(plan, computed=0)
+    assert not planner.worth(plan, computed=400)
+    put(planner, long, prefix_digest())
+    assert planner.worth(plan_of(planner, long + A + QUESTION, [(400, 420)]), computed=400)
+    full = plan_of(planner, long + A + QUESTION, [(400, 420)], policy={"policy": "full"})
+    assert planner.worth(full, computed=400)
+
+
+def test_chunks_that_were_not_worth_a_pass_say_so(planner):
+    put(planner, A)
+    plan = plan_of(planner)
+    plan.declined, plan.stats.prefix_cached_tokens = True, 5
+    assert [chunk.reason for chunk in planner.conclude(plan, None).chunks] == ["not worth a pass", "not stored"]
 
 
 # What is exact.

@@ -29,7 +29,7 @@ from blendrag.runtime.planner import Plan, Planner
 from blendrag.runtime.populator import Populator
 from blendrag.runtime.salt import salt_block_hashes
 from blendrag.runtime.scratch import Scratch, scratch_path
-from blendrag.store import ChunkStore, open_store
+from blendrag.store import ChunkStore, open_store, prefix_digest
 from blendrag.store.keys import NEUTRAL
 from blendrag.tokens import SegmentTokenizer
 
@@ -67,7 +67,9 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         self.store: ChunkStore = open_store(
             path, self.config.ram_bytes, pin_memory=current_platform.is_cuda(), disk_bytes=disk_bytes, name=identity)
         self.planner = Planner(self.config, self.store)
-        self.populator = Populator(lambda ids: self.planner.key(NEUTRAL, ids), self.planner.present)
+        self.populator = Populator(
+            lambda missing: self.planner.key(prefix_digest(()) if missing.is_prefix else NEUTRAL, missing.ids),
+            self.planner.present)
         self.blender: Blender | None = None
         self.encoder: Encoder | None = None
         self._delimiter_ids: list[int] = []
@@ -122,7 +124,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         little = left <= max(block_size, plan.stats.prompt_tokens // _PASS_SHARE)
         if not useful or (num_computed_tokens > plan.exact_tokens and little):
             return 0, False
-        return max(0, left - 1), False
+        plan.declined = not self.planner.worth(plan, num_computed_tokens)
+        return (0 if plan.declined else max(0, left - 1)), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         plan = self._plans.get(request.request_id)

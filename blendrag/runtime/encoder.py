@@ -11,7 +11,7 @@ from blendrag.runtime.context import Context
 from blendrag.runtime.entries import Entries
 from blendrag.runtime.forward import Forward
 from blendrag.runtime.lanes import EncodeLane
-from blendrag.runtime.messages import Placement
+from blendrag.runtime.messages import Missing, Placement
 from blendrag.runtime.model import BlendModel
 from blendrag.store import prefix_digest
 from blendrag.store.keys import NEUTRAL
@@ -59,12 +59,15 @@ class Encoder:
         present = self.entries.present(keys)
         return [key in present for key in keys]
 
-    def populate(self, chunks: Sequence[Sequence[int]], sink_ids: Sequence[int]) -> None:
-        """`encode` for chunks that requests brought along: nobody waits for them, so a failure is only told."""
+    def populate(self, missing: Sequence[Missing], sink_ids: Sequence[int]) -> None:
+        """`encode` for what requests brought along: nobody waits for it, so a failure is only told."""
         try:
-            self.encode(chunks, sink_ids, neutral=True)
+            self.encode([chunk.ids for chunk in missing if not chunk.is_prefix], sink_ids, neutral=True)
+            for prefix in missing:
+                if prefix.is_prefix:
+                    self._prefix(prefix.ids)
         except Exception as error:
-            logger.warning("%d chunks of a request could not be stored: %s", len(chunks), error)
+            logger.warning("%d chunks of a request could not be stored: %s", len(missing), error)
 
     def _prefix(self, ids: Sequence[int]) -> Context:
         """The context of a prefix, computed and stored where it is not stored yet."""

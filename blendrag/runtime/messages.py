@@ -73,12 +73,20 @@ class BlendReport:
     resumed: bool = False
 
 
+@dataclass(frozen=True)
+class Missing:
+    """A chunk, or the prefix of a prompt, that is not stored; as token ids."""
+
+    ids: list[int]
+    is_prefix: bool
+
+
 @dataclass
 class BlendMetadata(KVConnectorMetadata):
     """Scheduler to worker: the jobs of this step, and chunks to encode for later ones, behind an attention sink."""
 
     jobs: list[BlendJob] = field(default_factory=list)
-    encode: list[list[int]] = field(default_factory=list)
+    encode: list[Missing] = field(default_factory=list)
     sink_ids: list[int] = field(default_factory=list)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ from blake3 import blake3
 
 from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError, StoreError
-from blendrag.policies import Policy
-from blendrag.runtime.messages import BlendReport, ModelFacts, Placement
-from blendrag.stats import BlendStats, ChunkStats
+from blendrag.policies import Full, Policy
+from blendrag.runtime.messages import BlendReport, Missing, ModelFacts, Placement
+from blendrag.stats import PREFIX_CACHED, BlendStats, ChunkStats
 from blendrag.store import ChunkStore, entry_key, prefix_digest
 from blendrag.store.index import Match
 from blendrag.store.keys import NEUTRAL, PrefixHasher, rank_keys
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _MIN_QUESTION = 8
 _LAST_TOKENS = 32
+_REMEMBERED = 4096
+_USUAL_RATIO = 0.15
 
 Span = tuple[int, int]
 
@@ -39,7 +42,9 @@ class Plan:
     Attributes:
         ids: the prompt.
         keys: the stored entry of each chunk in `stats.chunks`; empty where there is none.
-        missing: the marked chunks that are not stored, as token ids.
+        missing: what would be of use another time and is not stored: the marked chunks, and a prefix that was seen
+            before.
+        declined: vLLM's prefix cache left less to compute than a blend pass would have.
     """
 
     policy: Policy
@@ -47,10 +52,11 @@ class Plan:
     ids: npt.NDArray[np.int64]
     placements: list[Placement] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-    missing: list[list[int]] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
     question_start: int = 0
     exact_tokens: int = 0
     salt: bytes = b""
+    declined: bool = False
 
 
 class Planner:
@@ -60,6 +66,7 @@ class Planner:
         self.config = config
         self.store = store
         self.facts: ModelFacts | None = None
+        self._prefixes: OrderedDict[str, None] = OrderedDict()
 
     def plan(self, request: Request, spans: Sequence[Sequence[int]] = (),
              policy: Mapping[str, Any] | None = None) -> Plan | None:
@@ -116,6 +123,27 @@ class Planner:
             logger.warning("the store cannot be searched, prefilling in full: %s", error)
             return []
 
+    def seen(self, prefix_key: str) -> bool:
+        """Whether an earlier prompt had this prefix: one that comes only once need not be stored."""
+        before = prefix_key in self._prefixes
+        self._prefixes[prefix_key] = None
+        self._prefixes.move_to_end(prefix_key)
+        if len(self._prefixes) > _REMEMBERED:
+            self._prefixes.popitem(last=False)
+        return before
+
+    def worth(self, plan: Plan, computed: int) -> bool:
+        """Whether a blend pass has less to compute than vLLM has, which holds the first `computed` tokens already.
+
+        A pass cannot read the paged cache: a prefix that is cached there and not stored here would be computed again.
+        """
+        if isinstance(plan.policy, Full):
+            return True
+        length = plan.stats.prompt_tokens
+        stored = sum(p.end - p.start for p in plan.placements)
+        approximate = sum(p.end - p.start for p in plan.placements if not p.exact)
+        return length - stored + _USUAL_RATIO * approximate < length - computed
+
     def key(self, digest: bytes, ids: npt.NDArray[np.int64] | Sequence[int]) -> str:
         """The name of a chunk's entry behind a prefix."""
         assert self.facts is not None
@@ -133,7 +161,7 @@ class Planner:
         """The request's statistics; `report` is None where no blend pass ran for it."""
         stats = deepcopy(plan.stats)
         if report is None:
-            _mark_lost(stats, plan.keys, set(plan.keys), "prefix cached")
+            _mark_lost(stats, plan.keys, set(plan.keys), "not worth a pass" if plan.declined else PREFIX_CACHED)
             stats.rows = 1 - stats.prefix_cached_tokens / max(1, stats.prompt_tokens)
             return stats
         assert self.facts is not None
@@ -176,6 +204,8 @@ class _Finder:
         present = self.planner.present([prefix_key, *(key for keys in wanted.values() for key in keys)])
         if first and prefix_key in present:
             plan.placements.append(Placement(0, min(first, self.limit), prefix_key, exact=True))
+        elif first >= self.planner.config.min_chunk_tokens and self.planner.seen(prefix_key):
+            plan.missing.append(Missing(self.ids[:first].tolist(), is_prefix=True))
         taken = np.zeros(len(self.ids), bool)
         taken[:first] = True
         found: list[tuple[ChunkStats, str]] = []
@@ -224,7 +254,7 @@ class _Finder:
             chunk.reason = "too short"
         elif not key:
             chunk.reason = "not stored"
-            plan.missing.append(self.ids[span[0] : span[1]].tolist())
+            plan.missing.append(Missing(self.ids[span[0] : span[1]].tolist(), is_prefix=False))
         else:
             chunk.reused = True
         return chunk

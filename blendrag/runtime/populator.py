@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
+from blendrag.runtime.messages import Missing
+
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
@@ -28,20 +30,20 @@ class Populator:
         present: which of some keys are stored.
     """
 
-    def __init__(self, key: Callable[[Sequence[int]], str], present: Callable[[list[str]], set[str]]) -> None:
+    def __init__(self, key: Callable[[Missing], str], present: Callable[[list[str]], set[str]]) -> None:
         self._key, self._present = key, present
         self._waiting: list[tuple[Request, list[str]]] = []
-        self._wanted: dict[str, list[int]] = {}
+        self._wanted: dict[str, Missing] = {}
         self._ready: dict[str, None] = {}
         self._running: list[str] = []
 
-    def add(self, request: Request, chunks: Sequence[list[int]]) -> None:
-        """Takes a request's missing chunks, which become due with its first token."""
-        keys = [self._key(ids) for ids in chunks]
-        self._wanted |= dict(zip(keys, chunks, strict=True))
+    def add(self, request: Request, missing: Sequence[Missing]) -> None:
+        """Takes what a request missed, which becomes due with its first token."""
+        keys = [self._key(chunk) for chunk in missing]
+        self._wanted |= dict(zip(keys, missing, strict=True))
         self._waiting.append((request, keys))
 
-    def take(self, step: SchedulerOutput) -> list[list[int]]:
+    def take(self, step: SchedulerOutput) -> list[Missing]:
         """The chunks to encode in a step; none where the step computes somebody's prompt."""
         if not self._wanted or self._running:
             return []
@@ -55,7 +57,7 @@ class Populator:
         self._drop(self._present(list(self._ready)))
         tokens = 0
         for key in self._ready:
-            tokens += len(self._wanted[key])
+            tokens += len(self._wanted[key].ids)
             if self._running and budget is not None and tokens > budget:
                 break
             self._running.append(key)

@@ -42,9 +42,9 @@ def watch(engine: BlendEngine) -> list[list[int]]:
         encoder: Any = get_kv_transfer_group().encoder
         populate = type(encoder).populate.__get__(encoder)
 
-        def watched(chunks: list[list[int]], sink_ids: list[int]) -> None:
-            asked.extend(chunks)
-            populate(chunks, sink_ids)
+        def watched(missing: list[Any], sink_ids: list[int]) -> None:
+            asked.extend(chunk.ids for chunk in missing if not chunk.is_prefix)
+            populate(missing, sink_ids)
 
         encoder.populate = watched
 
@@ -138,7 +138,19 @@ def test_what_cannot_be_encoded_is_not_tried_for_ever(engine: BlendEngine, caplo
         encoder.encode = encode
     assert (len(output.token_ids), len(failures)) == (3, 1)
     assert engine.stored([text]) == [False]
-    assert "1 chunks of a request could not be stored: no kernel" in caplog.text
+    assert "chunks of a request could not be stored: no kernel" in caplog.text
+
+
+def test_a_prefix_that_comes_again_is_stored_too(engine: BlendEngine) -> None:
+    system = fresh("You answer from the passages alone.") * 3
+    asked = [BlendPrompt(system, Chunk(fresh()), QUESTION) for _ in range(3)]
+    rows = []
+    for question in (asked[0], asked[0], asked[1], asked[2], asked[2]):
+        [output] = engine.generate(question, SHORT, policy="none", cache_salt=fresh())
+        engine.flush()
+        rows.append(output.stats.rows)
+    assert rows[1] > 0.5, "the chunk is reused, the prefix computed"
+    assert rows[4] < 0.3, "both are stored"
 
 
 def test_nothing_is_stored_unasked(engine_pool: Any, tiny: Path) -> None:
