@@ -35,7 +35,7 @@ demo: setup
 	@$(PY) -m blendrag demo $${DOCS:+"$$DOCS"} $(ARGS)
 
 test: setup
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check .

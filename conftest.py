@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # each worker's engine has a core to itself
+    _core = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % (os.cpu_count() or 1)
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(_core)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -57,12 +57,6 @@ class DeviceTier:
         if self._arrived:
             torch.cuda.current_stream(self.device).wait_event(self._arrived[layer // self._group])
 
-    def clear(self) -> None:
-        """Forgets all entries."""
-        self._held.clear()
-        self._bytes = 0
-        self._waiting, self._arrived = [], []
-
     def _place(self, key: str, entry: KVEntry, needed: Mapping[str, KVEntry]) -> KVEntry:
         if key in self._held:
             return self._held[key]

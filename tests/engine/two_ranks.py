@@ -1,0 +1,77 @@
+"""Compares an engine of two tensor-parallel ranks with one of one rank: `python -m tests.engine.two_ranks [--json]`.
+
+Runs on two GPUs of one host, or on two CPU cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blendrag import BlendConfig, BlendEngine, SamplingParams
+from tests.engine.families import FAMILIES, build
+from tests.engine.texts import PASSAGES, SYSTEM, layouts
+
+FIRST = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+POLICIES = ("plain", "full", "none", "query", "cacheblend")
+
+
+def ask(model: Path, ranks: int) -> dict[str, Any]:
+    """First-token log-probabilities and statistics of some prompts by policy, and what is stored afterwards."""
+    engine_args: dict[str, Any] = {"disable_custom_all_reduce": True} if torch.cuda.is_available() else {}
+    with BlendEngine(str(model), config=BlendConfig(populate="on_miss"), dtype="float32", enforce_eager=True,
+                     max_model_len=1024, max_logprobs=-1, kv_cache_memory_bytes=2**26, tensor_parallel_size=ranks,
+                     **engine_args) as engine:
+        engine.encode(PASSAGES[:4])
+        engine.encode(PASSAGES[:3], prefix=SYSTEM)
+        found: dict[str, Any] = {}
+        for policy in POLICIES:
+            how: dict[str, Any] = {"blend": False} if policy == "plain" else {"policy": policy}
+            found[policy] = [(first_token(output), output.stats.to_dict())
+                             for output in engine.generate(layouts()[:7], FIRST, **how)]
+        engine.flush()
+        found["stored"] = engine.stored(PASSAGES)
+        for key in engine.store.keys()[:2]:
+            engine.store.delete(key)
+        found["after"] = [output.stats.failure for output in engine.generate(layouts()[:7], FIRST, policy="none")]
+        return found
+
+
+def first_token(output: Any) -> list[float]:
+    """Log-probabilities over the vocabulary."""
+    chances = output.outputs[0].logprobs[0]
+    return [chances[token].logprob for token in sorted(chances)]
+
+
+def furthest(ours: list[Any], theirs: list[Any]) -> float:
+    """The largest difference of a log-probability."""
+    return max(abs(a - b) for (x, _), (y, _) in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def table(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
+    """The comparison, for people."""
+    lines = ["largest difference of a first-token log-probability; share of rows computed"]
+    for policy in POLICIES:
+        rows = [sum(stats["rows"] for _, stats in found[policy]) / len(found[policy]) for found in (one, two)]
+        lines.append(f"{policy:10}  two ranks and one {furthest(two[policy], one[policy]):.1e}  two ranks and plain "
+                     f"{furthest(two[policy], two['plain']):.1e}  rows {rows[0]:.3f} {rows[1]:.3f}")
+    return lines
+
+
+def main() -> None:
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # unasked, vLLM wants a NUMA node for each rank
+    with tempfile.TemporaryDirectory() as folder:
+        model = build(next(family for family in FAMILIES if family.name == "Llama"), Path(folder, "model"))
+        one, two = ask(model, ranks=1), ask(model, ranks=2)
+    lines = [json.dumps([one, two])] if "--json" in sys.argv else table(one, two)
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
