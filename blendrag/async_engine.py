@@ -13,7 +13,7 @@ from blendrag.errors import EngineClosedError
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy
 from blendrag.prompt import Chunk
-from blendrag.requests import Prefix, Progress, Prompt, Requests, pair
+from blendrag.requests import Prefix, Progress, Prompt, Ratio, Requests, pair
 from blendrag.stats import EngineStats
 from blendrag.tokens import SegmentTokenizer
 
@@ -56,7 +56,7 @@ class AsyncBlendEngine:
     # Requests.
 
     async def generate(self, prompt: Prompt, sampling_params: Any = None, *, blend: bool = True,
-                       policy: str | Policy | None = None, ratio: float | None = None, cache_salt: str | None = None,
+                       policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
                        lora_request: Any = None, request_id: str | None = None,
                        **policy_settings: Any) -> AsyncGenerator[BlendOutput, None]:
         """Completes one prompt; yields the output so far whenever there is more of it.
@@ -85,7 +85,7 @@ class AsyncBlendEngine:
                 yield output
 
     async def complete(self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, blend: bool = True,
-                       policy: str | Policy | None = None, ratio: float | None = None, cache_salt: str | None = None,
+                       policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
                        lora_request: Any = None, **policy_settings: Any) -> list[BlendOutput]:
         """Completes prompts, all in one batch: `BlendEngine.generate`, awaited.
 

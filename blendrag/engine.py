@@ -13,7 +13,7 @@ from blendrag.errors import EngineClosedError
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy
 from blendrag.prompt import Chunk
-from blendrag.requests import Prefix, Prompt, Requests, pair
+from blendrag.requests import Prefix, Prompt, Ratio, Requests, pair
 from blendrag.stats import EngineStats
 from blendrag.store import ChunkStore
 from blendrag.tokens import SegmentTokenizer
@@ -50,7 +50,7 @@ class BlendEngine:
     # Requests.
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, blend: bool = True,
-                 policy: str | Policy | None = None, ratio: float | None = None, cache_salt: str | None = None,
+                 policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
                  lora_request: Any = None, **policy_settings: Any) -> list[BlendOutput]:
         """Completes prompts, all in one batch.
 
@@ -80,7 +80,7 @@ class BlendEngine:
             raise
 
     def stream(self, prompt: Prompt, sampling_params: Any = None, *, blend: bool = True,
-               policy: str | Policy | None = None, ratio: float | None = None, cache_salt: str | None = None,
+               policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
                lora_request: Any = None, **policy_settings: Any) -> Iterator[BlendOutput]:
         """Like `generate` for one prompt; yields the output so far whenever there is more of it.
 

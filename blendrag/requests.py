@@ -16,6 +16,8 @@ from blendrag.tokens import SegmentTokenizer, TokenizedPrompt
 
 Prompt = str | BlendPrompt
 Prefix = str | BlendPrompt
+Ratio = float | Sequence[float]
+"""Share of the reused tokens to recompute, or one for each of a policy's check layers."""
 
 _ENCODE_BATCH_TOKENS = 8192
 
