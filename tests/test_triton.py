@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from blendrag.policies import Layout
+from blendrag.runtime import triton_attention
 from blendrag.runtime.attention import Rows, attend, weights
 from blendrag.runtime.messages import Placement
 from blendrag.runtime.rotation import NoRotation, Rotation
+from blendrag.runtime.sparsity import Sparsity
 from blendrag.runtime.triton_attention import attend_triton
 from blendrag.runtime.triton_gather import Gather
 from blendrag.runtime.triton_scores import weights_triton
@@ -33,6 +36,29 @@ def test_attention_kernel(window: int, soft_cap: float, holes: bool) -> None:
     k, v = k.nan_to_num(), v.nan_to_num()
     expected = attend(q.cpu(), k.cpu(), v.cpu(), Rows(positions.cpu(), keys, None if valid is None else valid.cpu()),
                       scale=0.2, window=window, soft_cap=soft_cap)
+    torch.testing.assert_close(found.cpu(), expected, atol=2e-3 if DEVICE.type == "cuda" else 1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize(("window", "sparse"), [(0, False), (90, False), (0, True)])
+def test_attention_kernel_with_split_keys(rows: int, window: int, sparse: bool,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_attention, "_SPLIT_KEYS", 64)
+    generator = torch.Generator().manual_seed(7)
+    keys = 400
+    positions = torch.randperm(keys, generator=generator)[:rows].sort().values
+    q, k, v = (torch.randn(n, heads, 32, generator=generator) for n, heads in ((rows, 4), (keys, 2), (keys, 2)))
+    sparsity = None
+    if sparse:
+        reused = torch.zeros(keys, dtype=torch.bool)
+        reused[100:350] = True
+        layout = Layout(reused, ((100, 200), (200, 350)))
+        sparsity = Sparsity.choose(layout, torch.rand(keys, generator=generator), 64)
+    expected = attend(q, k, v, Rows(positions, keys, None, sparsity), scale=0.3, window=window)
+    if sparsity is not None:
+        sparsity = Sparsity(sparsity.groups.to(DEVICE), sparsity.allowed.to(DEVICE))
+    found = attend_triton(*(t.to(DEVICE) for t in (q, k, v)), Rows(positions.to(DEVICE), keys, None, sparsity),
+                          scale=0.3, window=window, soft_cap=0.0)
     torch.testing.assert_close(found.cpu(), expected, atol=2e-3 if DEVICE.type == "cuda" else 1e-5, rtol=1e-3)
 
 

@@ -13,14 +13,18 @@ from blendrag.runtime.sparsity import BLOCK
 if TYPE_CHECKING:
     from blendrag.runtime.attention import Rows
 
+_PROGRAMS = 264  # two for each multiprocessor of a large GPU
+_MOST_SPLITS = 8
+_SPLIT_KEYS = 1024  # a split of fewer keys is not worth joining
+
 
 @triton.jit
 def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, order_ptr, group_ptr, allowed_ptr,
-                   list_ptr, count_ptr, num_rows, num_blocks, scale, soft_cap,
+                   list_ptr, count_ptr, best_ptr, total_ptr, num_rows, num_blocks, scale, soft_cap,
                    q_row, q_head, k_token, k_head, v_token, v_head, out_row, out_head,
                    group: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, window: tl.constexpr,
                    has_valid: tl.constexpr, sparse: tl.constexpr, capped: tl.constexpr, precision: tl.constexpr,
-                   block_rows: tl.constexpr, block_keys: tl.constexpr, block: tl.constexpr):
+                   block_rows: tl.constexpr, block_keys: tl.constexpr, block: tl.constexpr, splits: tl.constexpr):
     head = tl.program_id(1).to(tl.int64)
     row_block = tl.num_programs(0) - 1 - tl.program_id(0)  # those that see most are last: they start first
     rows = row_block * block_rows + tl.arange(0, block_rows)
@@ -47,7 +51,8 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, order_
     acc = tl.zeros([block_rows, padded], tl.float32)
     k_base = k_ptr + (head // group) * k_head
     v_base = v_ptr + (head // group) * v_head
-    for piece in range(pieces):
+    split = tl.program_id(2)
+    for piece in range(pieces * split // splits, pieces * (split + 1) // splits):
         start = begin + piece * block_keys
         if sparse:
             key_block = tl.load(list_ptr + row_block * num_blocks + piece // (block // block_keys))
@@ -81,9 +86,34 @@ def _attend_kernel(q_ptr, k_ptr, v_ptr, out_ptr, position_ptr, valid_ptr, order_
                     mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=precision)
         best = new_best
-    out = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out_ptr + wide[:, None] * out_row + head * out_head + dims[None, :],
-             out.to(out_ptr.dtype.element_ty), mask=row_ok[:, None] & dim_ok[None, :])
+    ok = row_ok[:, None] & dim_ok[None, :]
+    if splits == 1:
+        out = acc / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out_ptr + wide[:, None] * out_row + head * out_head + dims[None, :],
+                 out.to(out_ptr.dtype.element_ty), mask=ok)
+    else:
+        at = (split * num_rows + wide) * tl.num_programs(1) + head
+        tl.store(out_ptr + at[:, None] * size + dims[None, :], acc, mask=ok)
+        tl.store(best_ptr + at, best, mask=row_ok)
+        tl.store(total_ptr + at, total, mask=row_ok)
+
+
+@triton.jit
+def _join_kernel(part_ptr, best_ptr, total_ptr, out_ptr, num_parts, out_row, out_head,
+                 size: tl.constexpr, padded: tl.constexpr, splits: tl.constexpr, padded_splits: tl.constexpr):
+    """Puts together what each split of the keys made of a row and head."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    split = tl.arange(0, padded_splits)
+    dims = tl.arange(0, padded)
+    ok = split < splits
+    at = split * num_parts + row * tl.num_programs(1) + head
+    best = tl.load(best_ptr + at, mask=ok, other=-1e30)
+    weight = tl.exp2(best - tl.max(best))
+    total = tl.sum(tl.load(total_ptr + at, mask=ok, other=0.0) * weight)
+    part = tl.load(part_ptr + at[:, None] * size + dims[None, :], mask=ok[:, None] & (dims < size)[None, :], other=0.0)
+    out = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out_ptr + row * out_row + head * out_head + dims, out.to(out_ptr.dtype.element_ty), mask=dims < size)
 
 
 def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, scale: float, window: int,
@@ -98,11 +128,20 @@ def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows,
     if rows.sparsity is not None:
         order, groups, key_blocks, key_counts = rows.blocks(window, block_rows)
         allowed = rows.sparsity.allowed
-    _attend_kernel[(triton.cdiv(count, block_rows), heads)](
-        q, k, v, out, rows.positions, unused if rows.valid is None else rows.valid, order, groups, allowed,
-        key_blocks, key_counts, count, key_blocks.shape[-1], scale, soft_cap,
+    row_blocks, padded = triton.cdiv(count, block_rows), max(16, triton.next_power_of_2(size))
+    # Few rows over many keys: the keys are split, so that all of the GPU has something to do (as flash decoding does).
+    splits = max(1, min(_MOST_SPLITS, _PROGRAMS // (row_blocks * heads), rows.keys // _SPLIT_KEYS))
+    part, best, total = out, unused, unused
+    if splits > 1:
+        part = torch.empty((splits, count, heads, size), dtype=torch.float32, device=q.device)
+        best, total = torch.empty((2, splits, count, heads), dtype=torch.float32, device=q.device)
+    _attend_kernel[(row_blocks, heads, splits)](
+        q, k, v, part, rows.positions, unused if rows.valid is None else rows.valid, order, groups, allowed,
+        key_blocks, key_counts, best, total, count, key_blocks.shape[-1], scale, soft_cap,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
-        heads // k.shape[1], size, max(16, triton.next_power_of_2(size)), window, rows.valid is not None,
-        rows.sparsity is not None, soft_cap > 0, "ieee" if wide else "tf32", block_rows, block_keys, BLOCK,
-        num_warps=8, num_stages=3)
+        heads // k.shape[1], size, padded, window, rows.valid is not None, rows.sparsity is not None, soft_cap > 0,
+        "ieee" if wide else "tf32", block_rows, block_keys, BLOCK, splits, num_warps=8, num_stages=3)
+    if splits > 1:
+        _join_kernel[(count, heads)](part, best, total, out, count * heads, out.stride(0), out.stride(1), size, padded,
+                                     splits, triton.next_power_of_2(splits))
     return out
