@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.runtime.attention import Rows, attend, scores
+from blendrag.runtime.attention import attend, scores
+from blendrag.runtime.rows import Rows
 
 
 @pytest.fixture(autouse=True, scope="module")

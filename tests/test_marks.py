@@ -25,6 +25,16 @@ def test_what_lies_between_two_delimiters_is_a_chunk(ids, spans):
     assert delimited(ids, D) == spans
 
 
+@pytest.mark.parametrize(("ids", "spans"), [
+    ([7, 7, 7], []),
+    ([7, 7, 7, 7], []),
+    ([1, 7, 7, 7, 2, 7, 7], [(3, 5)]),
+    ([7, 7, 1, 7, 2, 7, 7], [(2, 5)]),
+])
+def test_delimiters_that_could_overlap_are_read_from_the_left(ids, spans):
+    assert delimited(ids, [7, 7]) == spans
+
+
 @given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=1, max_size=6))
 def test_delimited_pieces_come_back(pieces):
     ids = [token for piece in pieces for token in (*piece, *D)][: -len(D)]

@@ -29,7 +29,7 @@ SPAN_A, SPAN_B = (5, 25), (25, 55)
 
 def make_planner(**config) -> Planner:
     planner = Planner(BlendConfig(**({"policy": "none"} | config)), ChunkStore())
-    planner.facts = ModelFacts("model", LAYERS)
+    planner.lookup.facts = ModelFacts("model", LAYERS)
     return planner
 
 
@@ -37,7 +37,7 @@ def make_planner(**config) -> Planner:
 def planner():
     planner = make_planner()
     yield planner
-    planner.store.close()
+    planner.lookup.store.close()
 
 
 def put(planner, ids, digest=NEUTRAL, fingerprint="model", namespace="default", findable=False) -> str:
@@ -45,7 +45,7 @@ def put(planner, ids, digest=NEUTRAL, fingerprint="model", namespace="default", 
     key = entry_key(fingerprint, namespace, digest, ids)
     kv = torch.zeros(LAYERS, len(ids), 1, 2)
     known = {"prefix": digest, "ids": ids} if findable else {}
-    planner.store.put(key, KVEntry(kv, kv), fingerprint=fingerprint, namespace=namespace, **known)
+    planner.lookup.store.put(key, KVEntry(kv, kv), fingerprint=fingerprint, namespace=namespace, **known)
     return key
 
 
@@ -235,11 +235,11 @@ def test_searching_can_be_switched_off():
 
 
 def test_a_chunk_that_one_rank_lacks_is_not_used(planner):
-    planner.facts = ModelFacts("model", LAYERS, ranks=2)
+    planner.lookup.facts = ModelFacts("model", LAYERS, ranks=2)
     [a] = find(planner, NEUTRAL, A)
     assert plan_without_marks(planner, PROMPT) is None
     kv = torch.zeros(LAYERS, len(A), 1, 2)
-    planner.store.put(rank_keys(a, 2)[1], KVEntry(kv, kv), fingerprint="model", namespace="default")
+    planner.lookup.store.put(rank_keys(a, 2)[1], KVEntry(kv, kv), fingerprint="model", namespace="default")
     assert [placement.key for placement in plan_without_marks(planner, PROMPT).placements] == [a]
 
 
@@ -296,7 +296,7 @@ def test_placements_are_in_order_apart_not_empty_stored_and_before_the_last_toke
     plan = plan_of(planner, ids, spans)
     if plan is None:
         return
-    assert all(placement.key in planner.store for placement in plan.placements)
+    assert all(placement.key in planner.lookup.store for placement in plan.placements)
     edges = [edge for placement in plan.placements for edge in (placement.start, placement.end)]
     assert edges == sorted(edges)
     assert all(placement.start < placement.end <= length - 1 for placement in plan.placements)
@@ -333,7 +333,7 @@ def test_a_prompt_of_embeddings_alone_has_no_chunks(planner):
 def test_a_store_that_cannot_be_asked_ends_in_a_full_prefill():
     planner = make_planner()
     put(planner, A)
-    planner.store.close()
+    planner.lookup.store.close()
     assert plan_of(planner).placements == []
 
 
@@ -346,8 +346,8 @@ def test_the_other_reasons_are_documented(reason):
 # What would be of use another time.
 
 
-def test_a_prefix_that_comes_again_is_missing_until_it_is_stored(planner):
-    planner.config = BlendConfig(policy="none", min_chunk_tokens=5)
+def test_a_prefix_that_comes_again_is_missing_until_it_is_stored():
+    planner = make_planner(min_chunk_tokens=5)
     put(planner, A)
     assert plan_of(planner).missing == [Missing(B, is_prefix=False)]
     assert Missing(PREFIX, is_prefix=True) in plan_of(planner).missing
@@ -384,7 +384,7 @@ def test_exact_tokens_end_where_the_first_approximate_entry_begins(planner):
     behind = prefix_digest(PREFIX)
     put(planner, A, behind), put(planner, B)
     assert plan_of(planner).exact_tokens == 25
-    planner.store.clear()
+    planner.lookup.store.clear()
     put(planner, PREFIX, prefix_digest()), put(planner, B)
     assert plan_of(planner).exact_tokens == 25  # the first chunk is computed, and so exact
     put(planner, A)
@@ -425,8 +425,8 @@ def test_the_salt_depends_on_sparse_attention(planner):
     put(planner, A), put(planner, B)
     salts = {salt_of(planner)}
     for budget in (0, 64):
-        other = Planner(BlendConfig(policy="none", sparse_attention=budget), planner.store)
-        other.facts = planner.facts
+        other = Planner(BlendConfig(policy="none", sparse_attention=budget), planner.lookup.store)
+        other.lookup.facts = planner.lookup.facts
         salts.add(salt_of(other))
     assert len(salts) == 3
 

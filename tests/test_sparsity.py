@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.policies import Layout
-from blendrag.runtime.attention import Rows, attend
+from blendrag.runtime.attention import attend
+from blendrag.runtime.rows import Rows
 from blendrag.runtime.sparsity import BLOCK, Sparsity
 from blendrag.runtime.triton_attention import attend_triton
 from tests.test_attention import make, scattered

@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from vllm.config import ModelConfig
 
 from blendrag.errors import PromptError
 from blendrag.models import fetch
 from blendrag.prompt import DELIMITER, BlendPrompt, Chunk
+from blendrag.runtime.compat import load_tokenizer
+from blendrag.runtime.marks import delimited
 from blendrag.tokens import SegmentTokenizer
 
 CONTROL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
@@ -236,6 +239,23 @@ def test_what_the_tokenizer_puts_around_a_prompt_is_known():
     assert (TOKENIZERS["bos"].leading_ids, TOKENIZERS["bos"].trailing_ids) == ([bos], [])
     assert (TOKENIZERS["bos and eos"].leading_ids, TOKENIZERS["bos and eos"].trailing_ids) == ([bos], [eos])
     assert TOKENIZERS["space first"].leading_ids == [1]
+
+
+@every_tokenizer
+@fewer
+@given(around=st.tuples(texts, some_text, some_text, texts))
+def test_the_default_delimiter_is_found_in_the_ids_of_a_text_whatever_stands_beside_it(tokens, around):
+    """Clients of a server send text, in which its tokens could merge with their neighbours'."""
+    pieces = [f"a{spellable(tokens, without_control(text)).replace(DELIMITER, '')}." for text in around]
+    ids, delimiter_ids = tokens.tokenizer.encode(DELIMITER.join(pieces)), tokens.text_ids(DELIMITER)
+    spans = delimited(ids, delimiter_ids)
+    assert [tokens.tokenizer.decode(ids[start:end]) for start, end in spans] == pieces[1:-1]
+
+
+def test_an_engine_with_a_tokenizer_of_its_own_is_read_with_that_one(tmp_path):
+    TOKENIZERS["bos"].tokenizer.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(ModelConfig(str(fetch("smollm2")), tokenizer=str(tmp_path)))
+    assert SegmentTokenizer(tokenizer).text_ids(DELIMITER) == TOKENIZERS["bos"].text_ids(DELIMITER)
 
 
 # What chunks are encoded behind.

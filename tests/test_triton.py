@@ -7,9 +7,10 @@ import torch
 
 from blendrag.policies import Layout
 from blendrag.runtime import triton_attention
-from blendrag.runtime.attention import Rows, attend, weights
+from blendrag.runtime.attention import attend, weights
 from blendrag.runtime.messages import Placement
 from blendrag.runtime.rotation import NoRotation, Rotation
+from blendrag.runtime.rows import Rows
 from blendrag.runtime.sparsity import Sparsity
 from blendrag.runtime.triton_attention import attend_triton
 from blendrag.runtime.triton_gather import Gather

@@ -25,7 +25,8 @@ from blendrag.runtime.compat import hash_block_size, in_one_process, load_tokeni
 from blendrag.runtime.encoder import Encoder
 from blendrag.runtime.marks import MARKS, marks_of
 from blendrag.runtime.messages import BlendJob, BlendMetadata, BlendReport, BlendReports, ModelFacts
-from blendrag.runtime.planner import Plan, Planner
+from blendrag.runtime.placing import Plan
+from blendrag.runtime.planner import Planner
 from blendrag.runtime.populator import Populator
 from blendrag.runtime.salt import salt_block_hashes
 from blendrag.runtime.scratch import Scratch, scratch_path
@@ -68,8 +69,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
             path, self.config.ram_bytes, pin_memory=current_platform.is_cuda(), disk_bytes=disk_bytes, name=identity)
         self.planner = Planner(self.config, self.store)
         self.populator = Populator(
-            lambda missing: self.planner.key(prefix_digest(()) if missing.is_prefix else NEUTRAL, missing.ids),
-            self.planner.present)
+            lambda missing: self.planner.lookup.key(prefix_digest(()) if missing.is_prefix else NEUTRAL, missing.ids),
+            self.planner.lookup.present)
         self.blender: Blender | None = None
         self.encoder: Encoder | None = None
         self._delimiter_ids: list[int] = []
@@ -91,7 +92,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         facts = metadata[0]
         assert isinstance(facts, ModelFacts)
-        self.planner.facts = facts
+        self.planner.lookup.facts = facts
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._block_pool = gpu_block_pool

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from blendrag.policies import Attention, Deviation
-from blendrag.runtime.attention import Rows, attend, weights
+from blendrag.runtime.attention import attend, weights
 from blendrag.runtime.context import Context
 from blendrag.runtime.forward import Lane, Part
 from blendrag.runtime.model import BlendModel, Layer
 from blendrag.runtime.ranks import Ranks
+from blendrag.runtime.rows import Rows
 from blendrag.runtime.sparsity import Sparsity
 from blendrag.store import KVEntry
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,8 +66,6 @@ class BlendModel:
         self.dtype: torch.dtype = vllm_config.model_config.dtype
         refuse_by_config(vllm_config)
         _refuse_by_cache(kv_cache_config)
-        from blendrag.runtime.probe import settle_rotations  # which needs this module
-
         groups = {name: (number, group.kv_cache_spec.block_size)
                   for number, group in enumerate(kv_cache_config.kv_cache_groups) for name in group.layer_names}
         rotations: dict[int, Rotation] = {}
@@ -75,8 +74,6 @@ class BlendModel:
         if not self.layers:
             raise ModelError(f"{type(model).__name__} has no attention layers that blending knows: use another model")
         self._refuse_mixed_shapes()
-        settle_rotations(self)
-        self.fingerprint = self._fingerprint()
 
     def _layer(self, name: str, attention: Any, groups: dict[str, tuple[int, int]],
                rotations: dict[int, Rotation]) -> Layer:
@@ -120,7 +117,8 @@ class BlendModel:
                 module, self.vllm_config.model_config.max_model_len, self.dtype)
         return rotations[id(module)]
 
-    def _fingerprint(self) -> str:
+    @cached_property
+    def fingerprint(self) -> str:
         """Identifies what KV depends on: sampled weights, dtype, rope tables, head layout, rank."""
         digest = blake3()
         sharing = (get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank())

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from blake3 import blake3
 
 from blendrag.config import BlendConfig
-from blendrag.errors import ConfigError, StoreError
-from blendrag.policies import Full, Policy
-from blendrag.runtime.messages import BlendReport, Missing, ModelFacts, Placement
+from blendrag.errors import ConfigError
+from blendrag.policies import Full
+from blendrag.runtime.lookup import Lookup
+from blendrag.runtime.messages import BlendReport, Placement
+from blendrag.runtime.placing import Placing, Plan, Span
 from blendrag.stats import PREFIX_CACHED, BlendStats, ChunkStats
-from blendrag.store import ChunkStore, entry_key, prefix_digest
-from blendrag.store.index import Match
-from blendrag.store.keys import NEUTRAL, PrefixHasher, rank_keys
+from blendrag.store import ChunkStore
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,34 +27,7 @@ logger = logging.getLogger(__name__)
 
 _MIN_QUESTION = 8
 _LAST_TOKENS = 32
-_REMEMBERED = 4096
 _USUAL_RATIO = 0.15
-
-Span = tuple[int, int]
-
-
-@dataclass
-class Plan:
-    """What a request will reuse, and what is known of it so far.
-
-    Attributes:
-        ids: the prompt.
-        keys: the stored entry of each chunk in `stats.chunks`; empty where there is none.
-        missing: what would be of use another time and is not stored: the marked chunks, and a prefix that was seen
-            before.
-        declined: vLLM's prefix cache left less to compute than a blend pass would have.
-    """
-
-    policy: Policy
-    stats: BlendStats
-    ids: npt.NDArray[np.int64]
-    placements: list[Placement] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    missing: list[Missing] = field(default_factory=list)
-    question_start: int = 0
-    exact_tokens: int = 0
-    salt: bytes = b""
-    declined: bool = False
 
 
 class Planner:
@@ -64,9 +35,7 @@ class Planner:
 
     def __init__(self, config: BlendConfig, store: ChunkStore) -> None:
         self.config = config
-        self.store = store
-        self.facts: ModelFacts | None = None
-        self._prefixes: OrderedDict[str, None] = OrderedDict()
+        self.lookup = Lookup(config, store)
 
     def plan(self, request: Request, spans: Sequence[Sequence[int]] = (),
              policy: Mapping[str, Any] | None = None) -> Plan | None:
@@ -89,8 +58,7 @@ class Planner:
         if reason := _refusal(request):
             plan.stats.chunks = [ChunkStats(start, end - start, reason=reason) for start, end in marked]
             return plan if marked else None
-        finder = _Finder(self, ids, marked)
-        finder.place(plan)
+        Placing(self.lookup, ids, marked).place(plan)
         if not plan.stats.chunks:
             return None
         plan.question_start = _question_start(plan.stats.chunks[-1], len(ids))
@@ -100,37 +68,6 @@ class Planner:
         else:
             plan.placements.clear()
         return plan
-
-    def present(self, keys: Collection[str]) -> set[str]:
-        """Those of `keys` that every rank has stored."""
-        assert self.facts is not None
-        ranks = {key: rank_keys(key, self.facts.ranks) for key in keys}
-        try:
-            found = self.store.present([known for many in ranks.values() for known in many])
-        except StoreError as error:
-            logger.warning("the store cannot be asked, prefilling in full: %s", error)
-            return set()
-        return {key for key, many in ranks.items() if found.issuperset(many)}
-
-    def matches(self, ids: npt.NDArray[np.int64]) -> list[Match]:
-        """Stored chunks in token ids, wherever they are."""
-        assert self.facts is not None
-        if not self.config.match:
-            return []
-        try:
-            return self.store.find(ids, fingerprint=self.facts.fingerprint, namespace=self.config.namespace)
-        except StoreError as error:
-            logger.warning("the store cannot be searched, prefilling in full: %s", error)
-            return []
-
-    def seen(self, prefix_key: str) -> bool:
-        """Whether an earlier prompt had this prefix: one that comes only once need not be stored."""
-        before = prefix_key in self._prefixes
-        self._prefixes[prefix_key] = None
-        self._prefixes.move_to_end(prefix_key)
-        if len(self._prefixes) > _REMEMBERED:
-            self._prefixes.popitem(last=False)
-        return before
 
     def worth(self, plan: Plan, computed: int) -> bool:
         """Whether a blend pass has less to compute than vLLM has, which holds the first `computed` tokens already.
@@ -143,11 +80,6 @@ class Planner:
         stored = sum(p.end - p.start for p in plan.placements)
         approximate = sum(p.end - p.start for p in plan.placements if not p.exact)
         return length - stored + _USUAL_RATIO * approximate < length - computed
-
-    def key(self, digest: bytes, ids: npt.NDArray[np.int64] | Sequence[int]) -> str:
-        """The name of a chunk's entry behind a prefix."""
-        assert self.facts is not None
-        return entry_key(self.facts.fingerprint, self.config.namespace, digest, ids)
 
     def _salt(self, plan: Plan, ids: npt.NDArray[np.int64]) -> bytes:
         """Names all that the approximate KV of this prompt depends on besides the tokens before it."""
@@ -164,105 +96,16 @@ class Planner:
             _mark_lost(stats, plan.keys, set(plan.keys), "not worth a pass" if plan.declined else PREFIX_CACHED)
             stats.rows = 1 - stats.prefix_cached_tokens / max(1, stats.prompt_tokens)
             return stats
-        assert self.facts is not None
         stats.load_s, stats.score_s, stats.blend_s = report.load_s, report.score_s, report.blend_s
         if report.failure:
             stats.failure = report.failure
             _mark_lost(stats, plan.keys, set(plan.keys), "pass failed")
             return stats
         _mark_lost(stats, plan.keys, set(report.damaged), "damaged")
-        layers = self.facts.num_layers
+        layers = self.lookup.facts.num_layers
         stats.reused_tokens, stats.recomputed_tokens = report.reused, report.recomputed
         stats.rows = (report.row_layers + layers) / (layers * stats.prompt_tokens)
         return stats
-
-
-class _Finder:
-    """Places the stored chunks of one prompt.
-
-    A chunk encoded behind the very tokens that precede it here is exact.  Next comes the variant encoded behind
-    this prompt's own prefix, the tokens before its first chunk; the neutral variant serves any prompt.
-    """
-
-    def __init__(self, planner: Planner, ids: npt.NDArray[np.int64], marked: list[Span]) -> None:
-        self.planner = planner
-        self.ids = ids
-        self.limit = len(ids) - 1  # the last token is vLLM's
-        self.marked = marked
-        self.matches = [match for match in planner.matches(ids[: self.limit])
-                        if match.end - match.start >= planner.config.min_chunk_tokens]
-        self._hasher = PrefixHasher(ids)
-        self._digests: dict[int, bytes] = {}
-
-    def place(self, plan: Plan) -> None:
-        first = self._first()
-        wanted = {span: self._variants(span, first) for span in self.marked}
-        prefix_key = self.planner.key(prefix_digest(()), self.ids[:first])
-        for match in self.matches:
-            known = [match.variants[d] for d in self._fitting(match.start, first, match.offset) if d in match.variants]
-            wanted.setdefault((match.start, match.end), known)
-        present = self.planner.present([prefix_key, *(key for keys in wanted.values() for key in keys)])
-        if first and prefix_key in present:
-            plan.placements.append(Placement(0, min(first, self.limit), prefix_key, exact=True))
-        elif first >= self.planner.config.min_chunk_tokens and self.planner.seen(prefix_key):
-            plan.missing.append(Missing(self.ids[:first].tolist(), is_prefix=True))
-        taken = np.zeros(len(self.ids), bool)
-        taken[:first] = True
-        found: list[tuple[ChunkStats, str]] = []
-        for span in self.marked:
-            key = next((key for key in wanted[span] if key in present), "")
-            chunk = self._marked_chunk(plan, span, key)
-            if chunk.reused:
-                chunk.exact = key == wanted[span][0]
-                taken[span[0] : span[1]] = True
-                plan.placements.append(Placement(span[0], min(span[1], self.limit), key, chunk.exact))
-            found.append((chunk, key))
-        for match in self.matches:
-            key = next((key for key in wanted[match.start, match.end] if key in present), "")
-            if key and not taken[match.start : match.end].any():
-                exact = match.offset == 0 and key == match.variants.get(self._digest(match.start))
-                found.append((ChunkStats(match.start, match.end - match.start, reused=True, exact=exact), key))
-                plan.placements.append(Placement(match.start, match.end, key, exact, match.offset))
-        found.sort(key=lambda item: (item[0].start, -item[0].tokens))
-        plan.stats.chunks = [chunk for chunk, _ in found]
-        plan.keys = [key for _, key in found]
-        plan.placements.sort(key=lambda placement: placement.start)
-
-    def _first(self) -> int:
-        """Where the first chunk begins: what stands before it is this prompt's prefix."""
-        starts = [span[0] for span in self.marked[:1]]
-        for match in self.matches:
-            if NEUTRAL in match.variants or self._digest(match.start) in match.variants:
-                starts.append(match.start)
-                break
-        return min(starts, default=0)
-
-    def _variants(self, span: Span, first: int) -> list[str]:
-        """The keys that would serve a marked chunk, the best first; the first one is exact."""
-        ids = self.ids[span[0] : span[1]]
-        return [self.planner.key(digest, ids) for digest in self._fitting(span[0], first)]
-
-    def _fitting(self, start: int, first: int, offset: int = 0) -> list[bytes]:
-        """Digests of the prefixes that a chunk at `start` may have been encoded behind, the best first."""
-        behind = {first, self.marked[0][0]} if self.marked else {first}
-        places = ([start] if offset == 0 else []) + sorted(behind - {start})
-        return [*map(self._digest, places), NEUTRAL]
-
-    def _marked_chunk(self, plan: Plan, span: Span, key: str) -> ChunkStats:
-        chunk = ChunkStats(span[0], span[1] - span[0])
-        if chunk.tokens < self.planner.config.min_chunk_tokens or span[0] == self.limit:
-            chunk.reason = "too short"
-        elif not key:
-            chunk.reason = "not stored"
-            plan.missing.append(Missing(self.ids[span[0] : span[1]].tolist(), is_prefix=False))
-        else:
-            chunk.reused = True
-        return chunk
-
-    def _digest(self, end: int) -> bytes:
-        if end not in self._digests:
-            self._digests[end] = self._hasher.digest(end)
-        return self._digests[end]
 
 
 def _refusal(request: Request) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 
+from blendrag.runtime.rows import Rows
 from blendrag.runtime.sparsity import BLOCK
-
-if TYPE_CHECKING:
-    from blendrag.runtime.attention import Rows
 
 _PROGRAMS = 264  # two for each multiprocessor of a large GPU
 _MOST_SPLITS = 8

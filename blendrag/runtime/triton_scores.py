@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    from blendrag.runtime.attention import Rows
+from blendrag.runtime.rows import Rows
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from blendrag.runtime.entries import Entries
 from blendrag.runtime.failure import leave_notes
 from blendrag.runtime.forward import Forward
 from blendrag.runtime.model import BlendModel
+from blendrag.runtime.probe import settle_rotations
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -49,6 +50,7 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         connector = get_kv_transfer_group()
         assert isinstance(connector, BlendConnector)
         model = BlendModel(self.model_runner.get_model(), self.vllm_config, kv_cache_config)
+        settle_rotations(model)
         config = connector.config
         tier = DeviceTier(model.device, config.gpu_bytes) if model.device.type == "cuda" else None
         entries = Entries(connector.store, config.namespace, model.fingerprint, tier)

@@ -8,14 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from blendrag import BlendEngine, BlendOutput, BlendPrompt, SamplingParams
+from blendrag import BlendEngine, BlendOutput, BlendPrompt, Chunk, SamplingParams
 from blendrag.errors import ModelError
+from blendrag.store.keys import NEUTRAL
 from tests.engine.families import LENGTH, REFUSED, WORKING, Family, build, named
 from tests.engine.placement import assert_placed_keys_are_fresh_keys
-from tests.engine.texts import PASSAGES, SYSTEM, layouts, short_layouts
+from tests.engine.texts import PASSAGES, QUESTION, SYSTEM, layouts, short_layouts
+from tests.engine.together import together
 
 TOLERANCE = 1e-3
+SOME_ROWS: list[dict[str, Any]] = [
+    {"policy": "none"}, {"policy": "first", "tokens": 5}, {"policy": "cacheblend", "ratio": 0.3},
+    {"policy": "cacheblend", "ratio": 0.8, "check_layers": [0]}, {"policy": "query", "ratio": 0.4}]
 
 
 def distribution(output: BlendOutput) -> torch.Tensor:
@@ -24,10 +30,10 @@ def distribution(output: BlendOutput) -> torch.Tensor:
     return torch.tensor([found[token].logprob for token in sorted(found)])
 
 
-def assert_same(blended: list[BlendOutput], plain: list[BlendOutput]) -> None:
+def assert_same(blended: list[BlendOutput], plain: list[BlendOutput], tolerance: float = TOLERANCE) -> None:
     for ours, theirs in zip(blended, plain, strict=True):
         difference = (distribution(ours) - distribution(theirs)).abs().max().item()
-        assert difference < TOLERANCE, ours.request_output.prompt_token_ids
+        assert difference < tolerance, ours.request_output.prompt_token_ids
         assert ours.token_ids == theirs.token_ids
 
 
@@ -53,6 +59,35 @@ def check(engine: BlendEngine, prompts: list[BlendPrompt], tokens: int) -> None:
     assert engine.stats.failures == 0
 
 
+def store_as_it_stands(ids: list[int], spans: list[tuple[int, int]]) -> None:
+    """Files chunks as their neutral variants, but with the KV that a full prefill of this very prompt gives them."""
+    encoder: Any = get_kv_transfer_group().encoder
+    for start, end in spans:
+        chunk = ids[start:end]
+        [(key, _)] = encoder.encode([chunk], ids[:start], neutral=False)
+        [entry] = encoder.entries.get([key])
+        neutral = encoder.entries.key(NEUTRAL, chunk)
+        for known in (key, neutral):
+            encoder.entries._store.delete(known)
+        encoder.entries.put(neutral, entry, NEUTRAL, chunk)
+
+
+def check_some_rows(engine: BlendEngine, tolerance: float) -> None:
+    """Where the stored KV is what a full prefill computes, it must not matter which rows are computed again."""
+    prompt = BlendPrompt(SYSTEM, Chunk(PASSAGES[4]), "\n\n", Chunk(PASSAGES[3]), "\n", Chunk(PASSAGES[5]), QUESTION)
+    tokenized = engine.tokens(prompt)
+    engine._start().call(lambda _: store_as_it_stands(tokenized.ids, tokenized.spans))
+    first = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+    hows = [{"blend": False}, *SOME_ROWS]
+    plain, *blended = together(engine, [prompt] * len(hows), first, [how | {"cache_salt": str(how)} for how in hows])
+    assert_same(blended, [plain] * len(blended), tolerance)
+    for output in blended:
+        assert [(chunk.reused, chunk.exact) for chunk in output.stats.chunks] == [(True, False)] * 3
+    reused = [output.stats.reused_tokens / sum(chunk.tokens for chunk in output.stats.chunks) for output in blended]
+    assert reused == pytest.approx([1.0, reused[1], 0.7, 0.2, 0.6], abs=0.01)
+    assert 0.8 < reused[1] < 1
+
+
 def family_engine(make: Callable[..., BlendEngine], family: Family, folder: Path) -> BlendEngine:
     arguments = {"dtype": family.dtype, "enforce_eager": True, "max_model_len": LENGTH, "max_logprobs": -1,
                  "kv_cache_memory_bytes": 2**26}
@@ -72,6 +107,7 @@ def test_full_equals_plain_vllm_on_random_weights(family: Family, engine_pool: A
     engine = family_engine(engine_pool.get, family, build(family, tmp_path / family.slug))
     check(engine, short_layouts(), 8)
     assert_placed_keys_are_fresh_keys(engine, PASSAGES[0], family.noise)
+    check_some_rows(engine, family.noise)
 
 
 def test_the_check_of_placed_keys_notices_a_wrong_rotation(engine_pool: Any, tmp_path: Path,
@@ -79,7 +115,7 @@ def test_the_check_of_placed_keys_notices_a_wrong_rotation(engine_pool: Any, tmp
     family = named("Command R7B")  # owns a rotary embedding in layers that do not rotate; the probe is to find out
     folder = build(family, tmp_path / "model")
     engine_pool.close()
-    monkeypatch.setattr("blendrag.runtime.probe.settle_rotations", lambda model: None)
+    monkeypatch.setattr("blendrag.runtime.worker.settle_rotations", lambda model: None)
     with family_engine(BlendEngine, family, folder) as engine, pytest.raises(AssertionError):
         assert_placed_keys_are_fresh_keys(engine, PASSAGES[0], family.noise)
 

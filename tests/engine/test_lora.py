@@ -106,6 +106,6 @@ def test_an_adapter_that_was_unloaded_does_no_harm(lora_engine: BlendEngine, ada
 def test_chunks_are_shared_with_engines_without_adapters(
         lora_engine: BlendEngine, engine_pool: Any, folder: Path) -> None:
     def fingerprint(engine: BlendEngine) -> str:
-        return str(engine._start().call(lambda vllm: scheduler_connector(vllm).planner.facts.fingerprint))
+        return str(engine._start().call(lambda vllm: scheduler_connector(vllm).planner.lookup.facts.fingerprint))
 
     assert fingerprint(lora_engine) == fingerprint(engine_pool.get(folder, **SETTINGS))

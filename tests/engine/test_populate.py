@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from blendrag import DELIMITER, BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
 from tests.engine.families import FAMILIES, build
 from tests.engine.test_reuse import fresh
 from tests.engine.texts import QUESTION
 
+ROWS = 256
 SHORT = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
@@ -25,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(engine_pool: Any, tiny: Path) -> BlendEngine:
     return engine_pool.get(  # type: ignore[no-any-return]
         tiny, config=BlendConfig(populate="on_miss"), dtype="float32", enforce_eager=True, max_model_len=1024,
-        kv_cache_memory_bytes=2**26)
+        kv_cache_memory_bytes=2**26, max_num_batched_tokens=ROWS, max_num_seqs=16)
 
 
 def prompt(*chunks: str) -> BlendPrompt:
@@ -60,6 +62,27 @@ def test_a_chunk_is_there_for_the_next_request(engine: BlendEngine) -> None:
     assert engine.stored([first, second]) == [True, True]
     [warm] = engine.generate(prompt(second, first), SHORT)
     assert warm.stats.chunks_reused == 2
+
+
+@pytest.mark.parametrize("known", [[], ["known"]], ids=["nothing is reused", "beside a reused chunk"])
+def test_what_requests_bring_is_stored_whole_and_as_if_it_stood_alone(engine: BlendEngine, known: list[str]) -> None:
+    """vLLM computes the prompt in several steps, the chunks behind others: nothing of that is in the entries."""
+    texts, new = list(map(fresh, known)), [fresh("a"), fresh("b"), fresh("c")]
+    engine.encode(texts)
+    [output] = engine.generate(prompt(*texts, *new), SHORT)
+    assert [chunk.reused for chunk in output.stats.chunks] == [True] * len(texts) + [False] * 3
+    assert len(output.prompt_token_ids) > ROWS
+    engine.flush()
+    for text in new:
+        [brought] = engine.encode([text])
+        found = engine.store.get(brought.key)
+        assert engine.store.delete(brought.key)
+        [alone] = engine.encode([text])
+        assert (brought.new, alone.new, alone.key) == (False, True, brought.key)
+        expected = engine.store.get(alone.key)
+        assert found is not None
+        assert expected is not None
+        torch.testing.assert_close((found.k, found.v), (expected.k, expected.v))
 
 
 def test_a_delimiter_marks_chunks_too(engine: BlendEngine) -> None:

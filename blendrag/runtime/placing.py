@@ -1,0 +1,132 @@
+"""Which stored entry stands where in one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blendrag.policies import Policy
+from blendrag.runtime.lookup import Lookup
+from blendrag.runtime.messages import Missing, Placement
+from blendrag.stats import BlendStats, ChunkStats
+from blendrag.store import prefix_digest
+from blendrag.store.keys import NEUTRAL, PrefixHasher
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Span = tuple[int, int]
+
+
+@dataclass
+class Plan:
+    """What a request will reuse, and what is known of it so far.
+
+    Attributes:
+        ids: the prompt.
+        keys: the stored entry of each chunk in `stats.chunks`; empty where there is none.
+        missing: what would be of use another time and is not stored: the marked chunks, and a prefix that was seen
+            before.
+        declined: vLLM's prefix cache left less to compute than a blend pass would have.
+    """
+
+    policy: Policy
+    stats: BlendStats
+    ids: npt.NDArray[np.int64]
+    placements: list[Placement] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+    question_start: int = 0
+    exact_tokens: int = 0
+    salt: bytes = b""
+    declined: bool = False
+
+
+class Placing:
+    """Places the stored chunks of one prompt.
+
+    A chunk encoded behind the very tokens that precede it here is exact.  Next comes the variant encoded behind
+    this prompt's own prefix, the tokens before its first chunk; the neutral variant serves any prompt.
+    """
+
+    def __init__(self, lookup: Lookup, ids: npt.NDArray[np.int64], marked: list[Span]) -> None:
+        self.lookup = lookup
+        self.ids = ids
+        self.limit = len(ids) - 1  # the last token is vLLM's
+        self.marked = marked
+        self.matches = [match for match in lookup.matches(ids[: self.limit])
+                        if match.end - match.start >= lookup.config.min_chunk_tokens]
+        self._hasher = PrefixHasher(ids)
+        self._digests: dict[int, bytes] = {}
+
+    def place(self, plan: Plan) -> None:
+        first = self._first()
+        wanted = {span: self._variants(span, first) for span in self.marked}
+        prefix_key = self.lookup.key(prefix_digest(()), self.ids[:first])
+        for match in self.matches:
+            known = [match.variants[d] for d in self._fitting(match.start, first, match.offset) if d in match.variants]
+            wanted.setdefault((match.start, match.end), known)
+        present = self.lookup.present([prefix_key, *(key for keys in wanted.values() for key in keys)])
+        if first and prefix_key in present:
+            plan.placements.append(Placement(0, min(first, self.limit), prefix_key, exact=True))
+        elif first >= self.lookup.config.min_chunk_tokens and self.lookup.seen(prefix_key):
+            plan.missing.append(Missing(self.ids[:first].tolist(), is_prefix=True))
+        taken = np.zeros(len(self.ids), bool)
+        taken[:first] = True
+        found: list[tuple[ChunkStats, str]] = []
+        for span in self.marked:
+            key = next((key for key in wanted[span] if key in present), "")
+            chunk = self._marked_chunk(plan, span, key)
+            if chunk.reused:
+                chunk.exact = key == wanted[span][0]
+                taken[span[0] : span[1]] = True
+                plan.placements.append(Placement(span[0], min(span[1], self.limit), key, chunk.exact))
+            found.append((chunk, key))
+        for match in self.matches:
+            key = next((key for key in wanted[match.start, match.end] if key in present), "")
+            if key and not taken[match.start : match.end].any():
+                exact = match.offset == 0 and key == match.variants.get(self._digest(match.start))
+                found.append((ChunkStats(match.start, match.end - match.start, reused=True, exact=exact), key))
+                plan.placements.append(Placement(match.start, match.end, key, exact, match.offset))
+        found.sort(key=lambda item: (item[0].start, -item[0].tokens))
+        plan.stats.chunks = [chunk for chunk, _ in found]
+        plan.keys = [key for _, key in found]
+        plan.placements.sort(key=lambda placement: placement.start)
+
+    def _first(self) -> int:
+        """Where the first chunk begins: what stands before it is this prompt's prefix."""
+        starts = [span[0] for span in self.marked[:1]]
+        for match in self.matches:
+            if NEUTRAL in match.variants or self._digest(match.start) in match.variants:
+                starts.append(match.start)
+                break
+        return min(starts, default=0)
+
+    def _variants(self, span: Span, first: int) -> list[str]:
+        """The keys that would serve a marked chunk, the best first; the first one is exact."""
+        ids = self.ids[span[0] : span[1]]
+        return [self.lookup.key(digest, ids) for digest in self._fitting(span[0], first)]
+
+    def _fitting(self, start: int, first: int, offset: int = 0) -> list[bytes]:
+        """Digests of the prefixes that a chunk at `start` may have been encoded behind, the best first."""
+        behind = {first, self.marked[0][0]} if self.marked else {first}
+        places = ([start] if offset == 0 else []) + sorted(behind - {start})
+        return [*map(self._digest, places), NEUTRAL]
+
+    def _marked_chunk(self, plan: Plan, span: Span, key: str) -> ChunkStats:
+        chunk = ChunkStats(span[0], span[1] - span[0])
+        if chunk.tokens < self.lookup.config.min_chunk_tokens or span[0] == self.limit:
+            chunk.reason = "too short"
+        elif not key:
+            chunk.reason = "not stored"
+            plan.missing.append(Missing(self.ids[span[0] : span[1]].tolist(), is_prefix=False))
+        else:
+            chunk.reused = True
+        return chunk
+
+    def _digest(self, end: int) -> bytes:
+        if end not in self._digests:
+            self._digests[end] = self._hasher.digest(end)
+        return self._digests[end]
