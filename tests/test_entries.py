@@ -1,0 +1,62 @@
+"""What one tensor-parallel rank lacks none of them has, however it got lost."""
+
+import pytest
+
+from blendrag.runtime import entries as entries_module
+from blendrag.runtime.device_tier import DeviceTier
+from blendrag.runtime.entries import Entries
+from blendrag.store import ChunkStore
+from blendrag.store.keys import NEUTRAL, rank_keys
+from tests.test_store_entry import make_entry
+
+
+class TwoRanks:
+    """The first of two ranks; the other one has lost some of the entries."""
+
+    size, rank = 2, 0
+
+    def __init__(self) -> None:
+        self.lost: set[int] = set()
+
+    def local(self, key):
+        return rank_keys(key, self.size)[self.rank]
+
+    def common(self, fingerprint):
+        return fingerprint
+
+    def agree(self, have):
+        return [there and number not in self.lost for number, there in enumerate(have)]
+
+
+@pytest.fixture(params=["host", "device"])
+def entries(request, monkeypatch):
+    """Three of them, numbered 0 to 2, with a tier on the device (as far as the CPU can be one) or without."""
+    monkeypatch.setattr(entries_module, "Ranks", TwoRanks)
+    tier = DeviceTier("cpu", 2**20) if request.param == "device" else None
+    with ChunkStore() as store:
+        found = Entries(store, "default", "model", tier)
+        found.keys = [found.key(NEUTRAL, [number, 1, 2]) for number in range(3)]
+        for number, key in enumerate(found.keys):
+            found.put(key, make_entry(number))
+        yield found
+
+
+def loaded(entries):
+    return [entry is not None for entry in entries.load(entries.keys)]
+
+
+def test_what_another_rank_lost_since_the_plan_is_lost(entries):
+    assert loaded(entries) == [True, True, True]
+    entries.ranks.lost = {1}
+    assert loaded(entries) == [True, False, True]
+    assert entries.present(entries.keys) == {entries.keys[0], entries.keys[2]}
+
+
+def test_what_this_rank_lost_is_a_miss(entries):
+    entries._store.delete(entries.ranks.local(entries.keys[2]))
+    assert loaded(entries) == [True, True, False]
+
+
+def test_a_store_that_cannot_be_read_is_a_miss(entries):
+    entries._store.close()
+    assert loaded(entries) == [False, False, False]
