@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from vllm.config import CompilationMode
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from blendrag import BlendEngine, BlendOutput, BlendPrompt, Chunk, SamplingParams
@@ -59,7 +61,7 @@ def check(engine: BlendEngine, prompts: list[BlendPrompt], tokens: int) -> None:
     assert engine.stats.failures == 0
 
 
-def store_as_it_stands(ids: list[int], spans: list[tuple[int, int]]) -> None:
+def store_as_it_stands(ids: list[int], spans: Sequence[tuple[int, int]]) -> None:
     """Files chunks as their neutral variants, but with the KV that a full prefill of this very prompt gives them."""
     encoder: Any = get_kv_transfer_group().encoder
     for start, end in spans:
@@ -108,6 +110,17 @@ def test_full_equals_plain_vllm_on_random_weights(family: Family, engine_pool: A
     check(engine, short_layouts(), 8)
     assert_placed_keys_are_fresh_keys(engine, PASSAGES[0], family.noise)
     check_some_rows(engine, family.noise)
+
+
+def test_a_compiled_model_equals_plain_vllm_too(engine_pool: Any, tmp_path: Path) -> None:
+    """As vLLM runs a model unless told otherwise, but for the code that would be generated from the traced graph."""
+    traced = {"enforce_eager": False, "compilation_config": {"mode": CompilationMode.DYNAMO_TRACE_ONCE,
+                                                             "backend": "eager"}}
+    family = replace(named("Llama"), engine=traced)
+    engine = family_engine(engine_pool.get, family, build(family, tmp_path / "compiled"))
+    check(engine, short_layouts(), 8)
+    check_some_rows(engine, family.noise)
+    assert engine._start().call(lambda _: get_kv_transfer_group().blender.forward._compiled)
 
 
 def test_the_check_of_placed_keys_notices_a_wrong_rotation(engine_pool: Any, tmp_path: Path,
