@@ -87,7 +87,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def _no_model_to_free(monkeypatch):
     """Freeing a model's memory takes a second, and here is none."""
-    monkeypatch.setattr("blendrag.runtime.loop._free_memory", lambda: None)
+    monkeypatch.setattr("blendrag.runtime.loop.free_memory", lambda: None)
 
 
 @pytest.fixture

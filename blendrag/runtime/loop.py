@@ -6,8 +6,6 @@ made it.  Callers submit requests and wait on queues; concurrent requests share 
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import itertools
 import logging
 import queue
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 
 from blendrag.errors import BlendError, EngineClosedError
 from blendrag.requests import Progress
+from blendrag.runtime.memory import free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -183,10 +182,10 @@ class EngineLoop:
             self._refuse_rest(reason)
             for future in self._waiting_for_rest:
                 future.set_exception(reason)
-            if engine is not None:
+            if engine is not None:  # a start that failed has cleaned up after itself
                 _shut_down(engine)
-            del engine
-            _free_memory()
+                del engine
+                free_memory()
 
     def _obey(self, engine: Any) -> bool:
         """Runs waiting commands, and waits for one where there is nothing else to do; False to end."""
@@ -233,14 +232,3 @@ def _shut_down(engine: Any) -> None:
         engine.engine_core.shutdown()
     except Exception:
         logger.warning("vLLM did not shut down cleanly", exc_info=True)
-
-
-def _free_memory() -> None:
-    """Frees what vLLM keeps in globals, and what it froze out of the garbage collector's sight."""
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-    gc.unfreeze()
-    cleanup_dist_env_and_memory()
-    gc.collect()
-    with suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed weights would stay with the process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,12 +17,14 @@ import psutil
 from blendrag.config import BlendConfig
 from blendrag.errors import BlendError, ModelError
 from blendrag.runtime.failure import FailureNote, as_error
+from blendrag.runtime.memory import free_memory
 from blendrag.store import open_store
 
 CONNECTOR = {"kv_connector": "BlendConnector", "kv_connector_module_path": "blendrag.runtime.connector",
              "kv_role": "kv_both"}
 WORKER = "blendrag.runtime.worker.BlendWorker"
 
+_starting = threading.Lock()
 _GUARD = 'put what the file does under `if __name__ == "__main__":`'
 
 
@@ -42,12 +45,13 @@ def start_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -
     from blendrag.runtime.compat import spare_llvmlite
 
     _check(config, engine_args)
-    if has_kv_transfer_group():
-        raise ModelError("another engine runs in this process: close it first, or share it")
-    spare_llvmlite()
-    with _errors_of(model), _all_or_nothing(), _in_process():
-        vllm_config, args = _configure(EngineArgs, model, config, engine_args)
-        return LLMEngine.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
+    with _starting:
+        if has_kv_transfer_group():
+            raise ModelError("another engine runs in this process: close it first, or share it")
+        spare_llvmlite()
+        with _errors_of(model), _all_or_nothing(), _in_process():
+            vllm_config, args = _configure(EngineArgs, model, config, engine_args)
+            return LLMEngine.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
 
 
 def start_async_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -> tuple[Any, FailureNote]:
@@ -117,6 +121,7 @@ def _all_or_nothing() -> Iterator[None]:
     except Exception as error:
         ensure_kv_transfer_shutdown()
         traceback.clear_frames(error.__traceback__)  # they hold the model
+        free_memory()
         raise
 
 

@@ -128,3 +128,22 @@ def test_a_store_that_cannot_be_opened_names_the_remedy(engine_pool: Any, smollm
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(Exception, match="store_path"):
         BlendEngine(str(smollm2), config=BlendConfig(store_path=tmp_path / "file")).generate("x")
+
+
+def test_an_engine_that_was_refused_leaves_the_running_one_alone(engine: BlendEngine, smollm2: Path) -> None:
+    before = engine.generate("Once upon a time", GREEDY)[0].text
+    refused: list[Exception] = []
+
+    def start() -> None:
+        try:
+            BlendEngine(str(smollm2)).generate("x")
+        except ModelError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 3
+    assert engine.generate("Once upon a time", GREEDY)[0].text == before

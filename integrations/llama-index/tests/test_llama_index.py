@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from blendrag import BlendConfig, BlendEngine, mark_chunks
 from blendrag.errors import ConfigError, PromptError
-from blendrag.models import fetch
 from llama_index.core import MockEmbedding, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
@@ -23,13 +21,6 @@ QUESTION = "The capital of France is"
 CHAT = [ChatMessage(role="system", content="You are brief."), ChatMessage(role="user", content="Say hello.")]
 RENDERED = ("<|im_start|>system\nYou are brief.<|im_end|>\n<|im_start|>user\nSay hello.<|im_end|>\n"
             "<|im_start|>assistant\n")
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[BlendEngine]:
-    """SmolLM2 on vLLM, in float32, without compilation; closed with this module, as a process runs one engine."""
-    with BlendEngine(str(fetch("smollm2")), dtype="float32", enforce_eager=True, max_model_len=2048) as engine:
-        yield engine
 
 
 @pytest.fixture
