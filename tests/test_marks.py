@@ -3,9 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 from vllm.sampling_params import SamplingParams
 
-from blendrag.runtime.marks import Marks, delimited, marks_of
+from blendrag.config import DELIMITER
+from blendrag.runtime.marks import Marks, delimited, delimiter_in, marks_of
+from blendrag.tokens import SegmentTokenizer
 from tests.helpers import make_request
 
 D = [7, 8]
@@ -58,3 +61,11 @@ def test_spans_go_before_delimiters():
 @pytest.mark.parametrize("marks", ["marks", [], 7, {}], ids=str)
 def test_marks_that_make_no_sense_are_none(marks):
     assert marks_of(request([1, 2, 3], marks), D) == Marks([], None)
+
+
+def test_a_delimiter_whose_tokens_depend_on_its_neighbours_is_refused_aloud(smollm2, caplog):
+    tokens = SegmentTokenizer(AutoTokenizer.from_pretrained(smollm2))
+    assert delimiter_in(tokens, DELIMITER) == tokens.text_ids(DELIMITER)
+    assert caplog.text == ""
+    assert delimiter_in(tokens, " # # ") == []
+    assert "use the default delimiter, or spans" in caplog.text

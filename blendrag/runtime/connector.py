@@ -23,7 +23,7 @@ from blendrag.config import BlendConfig
 from blendrag.runtime.blender import Blender
 from blendrag.runtime.compat import hash_block_size, in_one_process, load_tokenizer
 from blendrag.runtime.encoder import Encoder
-from blendrag.runtime.marks import MARKS, marks_of
+from blendrag.runtime.marks import MARKS, delimiter_in, marks_of
 from blendrag.runtime.messages import BlendJob, BlendMetadata, BlendReport, BlendReports, ModelFacts
 from blendrag.runtime.placing import Plan
 from blendrag.runtime.planner import Planner
@@ -77,7 +77,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         self._sink_ids: list[int] = []
         if role is KVConnectorRole.SCHEDULER and (tokenizer := load_tokenizer(vllm_config.model_config)) is not None:
             tokens = SegmentTokenizer(tokenizer)
-            self._delimiter_ids, self._sink_ids = tokens.text_ids(self.config.delimiter), tokens.sink_ids
+            self._delimiter_ids, self._sink_ids = delimiter_in(tokens, self.config.delimiter), tokens.sink_ids
         self._block_pool: BlockPool | None = None
         self._plans: dict[str, Plan] = {}
         self._jobs: list[BlendJob] = []

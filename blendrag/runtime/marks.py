@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
+
+from blendrag.tokens import SegmentTokenizer
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+_NEIGHBOURS = ("a", ".", "\n", " a", "7")
 
 MARKS = "blend"
 """Key of `kv_transfer_params` under which a request's marks travel in and its statistics travel out.
@@ -40,6 +47,17 @@ def marks_of(request: Request, delimiter_ids: Sequence[int]) -> Marks | None:
         return Marks(given["spans"], given.get("policy"))
     spans = delimited(request.prompt_token_ids or [], delimiter_ids)
     return Marks(spans, given.get("policy") if isinstance(given, dict) else None)
+
+
+def delimiter_in(tokens: SegmentTokenizer, delimiter: str) -> list[int]:
+    """The delimiter's tokens in a client's text; empty, with a warning, where they depend on what stands beside it."""
+    ids = tokens.text_ids(delimiter)
+    for before, after in product(_NEIGHBOURS, repeat=2):
+        if not delimited(tokens.text_ids(f"{before}{delimiter}{after} {before}{delimiter}{after}"), ids):
+            logger.warning("the delimiter %r is not the same tokens wherever it stands (%r, %r), so chunks marked with it "
+                           "in text are not seen: use the default delimiter, or spans", delimiter, before, after)
+            return []
+    return ids
 
 
 def delimited(ids: Sequence[int], delimiter_ids: Sequence[int]) -> list[tuple[int, int]]:
