@@ -47,6 +47,7 @@ def test_the_model_reads_what_it_would_without_us(chat: ChatBlend, engine: Blend
 
 def test_stored_chunks_are_reused_and_counted(chat: ChatBlend, engine: BlendEngine, documents: list[Document],
                                               messages: Any) -> None:
+    engine.store.clear()
     cold = chat.invoke(messages)
     assert cold.response_metadata["blend"]["chunks_missed"] == 4
     encoded = engine.encode([document.page_content for document in documents])
