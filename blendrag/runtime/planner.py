@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,8 @@ class Planner:
                 are found by their tokens.
             policy: settings for this request.
         """
-        ids = np.asarray(request.prompt_token_ids or [], np.int64)
+        # `array` takes a list in half the time that numpy needs.
+        ids = np.frombuffer(array("q", request.prompt_token_ids or []), np.int64)
         try:
             chosen = self.config.make_policy(**(policy or {}))
             marked = _clean_spans(spans, len(ids))
