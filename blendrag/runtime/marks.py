@@ -54,8 +54,8 @@ def delimiter_in(tokens: SegmentTokenizer, delimiter: str) -> list[int]:
     ids = tokens.text_ids(delimiter)
     for before, after in product(_NEIGHBOURS, repeat=2):
         if not delimited(tokens.text_ids(f"{before}{delimiter}{after} {before}{delimiter}{after}"), ids):
-            logger.warning("the delimiter %r is not the same tokens wherever it stands (%r, %r): chunks that it marks in "
-                           "text are not seen; use the default delimiter, or spans", delimiter, before, after)
+            logger.warning("the delimiter %r is not the same tokens wherever it stands (%r, %r): chunks that it marks "
+                           "in text are not seen; use the default delimiter, or spans", delimiter, before, after)
             return []
     return ids
 
