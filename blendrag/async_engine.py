@@ -18,7 +18,7 @@ from blendrag.stats import EngineStats
 from blendrag.tokens import SegmentTokenizer
 
 if TYPE_CHECKING:
-    from blendrag.runtime.process import EngineProcess
+    from blendrag.runtime.engine.async_llm import EngineProcess
 
 
 class AsyncBlendEngine:
@@ -185,7 +185,7 @@ class AsyncBlendEngine:
     async def _start_process(self) -> tuple[EngineProcess, Requests]:
         llm, note = await asyncio.to_thread(_start_llm, self.model, self.config, self.engine_args)
         from blendrag.runtime.compat import load_tokenizer
-        from blendrag.runtime.process import EngineProcess
+        from blendrag.runtime.engine.async_llm import EngineProcess
 
         model = llm.vllm_config.model_config
         tokens = await asyncio.to_thread(lambda: SegmentTokenizer(load_tokenizer(model)))
@@ -210,7 +210,7 @@ class AsyncBlendEngine:
 
 def _start_llm(*arguments: Any) -> Any:
     """Imports vLLM, which takes seconds, off the event loop too."""
-    from blendrag.runtime.start import start_async_engine
+    from blendrag.runtime.engine.start import start_async_engine
 
     return start_async_engine(*arguments)
 

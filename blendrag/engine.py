@@ -187,8 +187,8 @@ class BlendEngine:
             if self._loop is not None:
                 return self._loop
             from blendrag.runtime.compat import busy, scheduler_connector
-            from blendrag.runtime.loop import EngineLoop
-            from blendrag.runtime.start import start_engine
+            from blendrag.runtime.engine.loop import EngineLoop
+            from blendrag.runtime.engine.start import start_engine
 
             atexit.register(_close, weakref.ref(self))
             loop = EngineLoop(lambda: start_engine(self.model, self.config, self.engine_args), busy)

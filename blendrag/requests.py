@@ -55,7 +55,7 @@ class Requests:
         from vllm.sampling_params import RequestOutputKind
 
         from blendrag.runtime.compat import token_prompt
-        from blendrag.runtime.marks import MARKS
+        from blendrag.runtime.planning.marks import MARKS
 
         policy = self.config.make_policy(**settings)
         made = []
@@ -70,7 +70,7 @@ class Requests:
 
     def output(self, found: Any, progress: Progress) -> BlendOutput:
         """vLLM's output with its statistics; a finished request is counted."""
-        from blendrag.runtime.marks import MARKS
+        from blendrag.runtime.planning.marks import MARKS
 
         # Of several samples only the first is blended, the others find its blocks in the prefix cache.
         told = max((params[MARKS] for params in progress.handed_out if MARKS in params),

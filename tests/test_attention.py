@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.runtime.attention import attend, scores
-from blendrag.runtime.rows import Rows
+from blendrag.runtime.passes.attention import attend, scores
+from blendrag.runtime.passes.rows import Rows
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from blendrag.policies import CacheBlend, First, Full, NoRecompute, Policy, Query
-from blendrag.runtime import blender as blender_module
-from blendrag.runtime.blender import Blender
-from blendrag.runtime.forward import _tiles
 from blendrag.runtime.messages import BlendJob, Placement
-from blendrag.runtime.rotation import NoRotation
+from blendrag.runtime.model.rotation import NoRotation
+from blendrag.runtime.passes import blender as blender_module
+from blendrag.runtime.passes.blender import Blender
+from blendrag.runtime.passes.forward import _tiles
 
 LAYERS, HEADS, KV_HEADS, SIZE, WIDTH, VOCABULARY, BLOCK_SIZE = 6, 4, 2, 8, 24, 97, 4
 KV = list[tuple[torch.Tensor, torch.Tensor]]

@@ -2,7 +2,7 @@
 
 import torch
 
-from blendrag.runtime.device_tier import DeviceTier
+from blendrag.runtime.passes.device_tier import DeviceTier
 from blendrag.store import KVEntry
 
 SIZE = 2 * 4 * 2 * 10 * 1 * 8  # bytes of an entry: keys and values, float32, [2, 10, 1, 8]

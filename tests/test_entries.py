@@ -2,9 +2,9 @@
 
 import pytest
 
-from blendrag.runtime import entries as entries_module
-from blendrag.runtime.device_tier import DeviceTier
-from blendrag.runtime.entries import Entries
+from blendrag.runtime.passes import entries as entries_module
+from blendrag.runtime.passes.device_tier import DeviceTier
+from blendrag.runtime.passes.entries import Entries
 from blendrag.store import ChunkStore
 from blendrag.store.keys import NEUTRAL, rank_keys
 from tests.test_store_entry import make_entry

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from blendrag.errors import ModelError
-from blendrag.runtime.failure import FailureNote, as_error, leave_notes
+from blendrag.runtime.engine.failure import FailureNote, as_error, leave_notes
 
 LOGGER = logging.getLogger("vllm.v1.engine.core")
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from blendrag.errors import EngineClosedError
-from blendrag.runtime.loop import EngineLoop
+from blendrag.runtime.engine.loop import EngineLoop
 
 PATIENCE = 10
 """Seconds after which a thread that should have been answered counts as forgotten."""
@@ -87,7 +87,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def _no_model_to_free(monkeypatch):
     """Freeing a model's memory takes a second, and here is none."""
-    monkeypatch.setattr("blendrag.runtime.loop.free_memory", lambda: None)
+    monkeypatch.setattr("blendrag.runtime.engine.loop.free_memory", lambda: None)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from vllm.sampling_params import SamplingParams
 
 from blendrag.config import DELIMITER
-from blendrag.runtime.marks import Marks, delimited, delimiter_in, marks_of
+from blendrag.runtime.planning.marks import Marks, delimited, delimiter_in, marks_of
 from blendrag.tokens import SegmentTokenizer
 from tests.helpers import make_request
 

@@ -14,7 +14,7 @@ from vllm.sampling_params import SamplingParams
 from blendrag.config import BlendConfig
 from blendrag.policies import CacheBlend, First, NoRecompute, Query
 from blendrag.runtime.messages import BlendReport, Missing, ModelFacts, Placement
-from blendrag.runtime.planner import Planner
+from blendrag.runtime.planning.planner import Planner
 from blendrag.stats import BlendStats, ChunkStats
 from blendrag.store import ChunkStore, KVEntry, entry_key, prefix_digest
 from blendrag.store.keys import NEUTRAL, rank_keys

@@ -6,7 +6,7 @@ from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from blendrag.errors import ModelError
-from blendrag.runtime.rotation import NoRotation, Rotation
+from blendrag.runtime.model.rotation import NoRotation, Rotation
 
 POSITIONS = 2048
 SIZE = 64

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.runtime.salt import salt_block_hashes
+from blendrag.runtime.planning.salt import salt_block_hashes
 from tests.helpers import make_request
 
 BLOCK = 4

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.policies import Layout
-from blendrag.runtime.attention import attend
-from blendrag.runtime.rows import Rows
-from blendrag.runtime.sparsity import BLOCK, Sparsity
-from blendrag.runtime.triton_attention import attend_triton
+from blendrag.runtime.passes.attention import attend
+from blendrag.runtime.passes.rows import Rows
+from blendrag.runtime.passes.sparsity import BLOCK, Sparsity
+from blendrag.runtime.passes.triton_attention import attend_triton
 from tests.test_attention import make, scattered
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

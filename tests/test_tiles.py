@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.runtime.forward import Lane, Part, _tiles
+from blendrag.runtime.passes.forward import Lane, Part, _tiles
 
 
 class Rows(Lane):

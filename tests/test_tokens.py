@@ -15,7 +15,7 @@ from blendrag.errors import PromptError
 from blendrag.models import fetch
 from blendrag.prompt import DELIMITER, BlendPrompt, Chunk
 from blendrag.runtime.compat import load_tokenizer
-from blendrag.runtime.marks import delimited
+from blendrag.runtime.planning.marks import delimited
 from blendrag.tokens import SegmentTokenizer
 
 CONTROL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from blendrag.policies import Layout
-from blendrag.runtime import triton_attention
-from blendrag.runtime.attention import attend, weights
 from blendrag.runtime.messages import Placement
-from blendrag.runtime.rotation import NoRotation, Rotation
-from blendrag.runtime.rows import Rows
-from blendrag.runtime.sparsity import Sparsity
-from blendrag.runtime.triton_attention import attend_triton
-from blendrag.runtime.triton_gather import Gather
-from blendrag.runtime.triton_scores import weights_triton
+from blendrag.runtime.model.rotation import NoRotation, Rotation
+from blendrag.runtime.passes import triton_attention
+from blendrag.runtime.passes.attention import attend, weights
+from blendrag.runtime.passes.rows import Rows
+from blendrag.runtime.passes.sparsity import Sparsity
+from blendrag.runtime.passes.triton_attention import attend_triton
+from blendrag.runtime.passes.triton_gather import Gather
+from blendrag.runtime.passes.triton_scores import weights_triton
 from blendrag.store import KVEntry
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

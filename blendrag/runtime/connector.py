@@ -20,16 +20,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.platforms import current_platform
 
 from blendrag.config import BlendConfig
-from blendrag.runtime.blender import Blender
 from blendrag.runtime.compat import hash_block_size, in_one_process, load_tokenizer
-from blendrag.runtime.encoder import Encoder
-from blendrag.runtime.marks import MARKS, delimiter_in, marks_of
+from blendrag.runtime.engine.scratch import Scratch, scratch_path
 from blendrag.runtime.messages import BlendJob, BlendMetadata, BlendReport, BlendReports, ModelFacts
-from blendrag.runtime.placing import Plan
-from blendrag.runtime.planner import Planner
-from blendrag.runtime.populator import Populator
-from blendrag.runtime.salt import salt_block_hashes
-from blendrag.runtime.scratch import Scratch, scratch_path
+from blendrag.runtime.passes.blender import Blender
+from blendrag.runtime.passes.encoder import Encoder
+from blendrag.runtime.planning.marks import MARKS, delimiter_in, marks_of
+from blendrag.runtime.planning.placing import Plan
+from blendrag.runtime.planning.planner import Planner
+from blendrag.runtime.planning.populator import Populator
+from blendrag.runtime.planning.salt import salt_block_hashes
 from blendrag.store import ChunkStore, open_store, prefix_digest
 from blendrag.store.keys import NEUTRAL
 from blendrag.tokens import SegmentTokenizer

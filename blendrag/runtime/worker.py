@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
-from blendrag.runtime.blender import Blender
 from blendrag.runtime.connector import BlendConnector
-from blendrag.runtime.device_tier import DeviceTier
-from blendrag.runtime.encoder import Encoder
-from blendrag.runtime.entries import Entries
-from blendrag.runtime.failure import leave_notes
-from blendrag.runtime.forward import Forward
-from blendrag.runtime.model import BlendModel
-from blendrag.runtime.probe import settle_rotations
+from blendrag.runtime.engine.failure import leave_notes
+from blendrag.runtime.model.blend_model import BlendModel
+from blendrag.runtime.model.probe import settle_rotations
+from blendrag.runtime.passes.blender import Blender
+from blendrag.runtime.passes.device_tier import DeviceTier
+from blendrag.runtime.passes.encoder import Encoder
+from blendrag.runtime.passes.entries import Entries
+from blendrag.runtime.passes.forward import Forward
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

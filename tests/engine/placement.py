@@ -13,12 +13,12 @@ import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from blendrag import BlendEngine
-from blendrag.runtime.context import Context
-from blendrag.runtime.forward import Forward, Part
-from blendrag.runtime.lanes import EncodeLane
 from blendrag.runtime.messages import Placement
-from blendrag.runtime.model import Layer
-from blendrag.runtime.rows import Rows
+from blendrag.runtime.model.blend_model import Layer
+from blendrag.runtime.passes.context import Context
+from blendrag.runtime.passes.forward import Forward, Part
+from blendrag.runtime.passes.lanes import EncodeLane
+from blendrag.runtime.passes.rows import Rows
 
 PLACES = (1, 37, 64, 500)
 

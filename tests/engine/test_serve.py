@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from blendrag import DELIMITER
-from blendrag.runtime.start import CONNECTOR, WORKER
+from blendrag.runtime.engine.start import CONNECTOR, WORKER
 from tests.engine.texts import PASSAGES, QUESTION
 
 RULES = "You answer in one sentence, from the passages alone."

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from blendrag.runtime.context import Context
-from blendrag.runtime.entries import Entries
-from blendrag.runtime.forward import Forward
-from blendrag.runtime.lanes import EncodeLane
 from blendrag.runtime.messages import Missing, Placement
-from blendrag.runtime.model import BlendModel
+from blendrag.runtime.model.blend_model import BlendModel
+from blendrag.runtime.passes.context import Context
+from blendrag.runtime.passes.entries import Entries
+from blendrag.runtime.passes.forward import Forward
+from blendrag.runtime.passes.lanes import EncodeLane
 from blendrag.store import prefix_digest
 from blendrag.store.keys import NEUTRAL
 

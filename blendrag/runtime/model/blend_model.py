@@ -12,7 +12,7 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.model_executor.layers.attention import Attention
 
 from blendrag.errors import ModelError
-from blendrag.runtime.rotation import NoRotation, Rotation, TransformersRotation
+from blendrag.runtime.model.rotation import NoRotation, Rotation, TransformersRotation
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

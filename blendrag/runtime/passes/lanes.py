@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from blendrag.policies import Attention, Deviation
-from blendrag.runtime.attention import attend, weights
-from blendrag.runtime.context import Context
-from blendrag.runtime.forward import Lane, Part
-from blendrag.runtime.model import BlendModel, Layer
-from blendrag.runtime.ranks import Ranks
-from blendrag.runtime.rows import Rows
-from blendrag.runtime.sparsity import Sparsity
+from blendrag.runtime.model.blend_model import BlendModel, Layer
+from blendrag.runtime.passes.attention import attend, weights
+from blendrag.runtime.passes.context import Context
+from blendrag.runtime.passes.forward import Lane, Part
+from blendrag.runtime.passes.ranks import Ranks
+from blendrag.runtime.passes.rows import Rows
+from blendrag.runtime.passes.sparsity import Sparsity
 from blendrag.store import KVEntry
 
 _LEAD = 64

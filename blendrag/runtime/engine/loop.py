@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from blendrag.errors import BlendError, EngineClosedError
 from blendrag.requests import Progress
-from blendrag.runtime.memory import free_memory
+from blendrag.runtime.engine.memory import free_memory
 
 logger = logging.getLogger(__name__)
 

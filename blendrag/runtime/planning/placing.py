@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blendrag.policies import Policy
-from blendrag.runtime.lookup import Lookup
 from blendrag.runtime.messages import Missing, Placement
+from blendrag.runtime.planning.lookup import Lookup
 from blendrag.stats import BlendStats, ChunkStats
 from blendrag.store import prefix_digest
 from blendrag.store.keys import NEUTRAL, PrefixHasher

@@ -1,4 +1,4 @@
-"""The attention of `blendrag.runtime.attention` as one Triton kernel, for CUDA devices."""
+"""The attention of `blendrag.runtime.passes.attention` as one Triton kernel, for CUDA devices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from blendrag.runtime.rows import Rows
-from blendrag.runtime.sparsity import BLOCK
+from blendrag.runtime.passes.rows import Rows
+from blendrag.runtime.passes.sparsity import BLOCK
 
 _PROGRAMS = 264  # two for each multiprocessor of a large GPU
 _MOST_SPLITS = 8
@@ -114,7 +114,7 @@ def _join_kernel(part_ptr, best_ptr, total_ptr, out_ptr, num_parts, out_row, out
 
 def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, scale: float, window: int,
                   soft_cap: float) -> torch.Tensor:
-    """See `blendrag.runtime.attention.attend`; the last dimension of q, k and v must be contiguous."""
+    """See `blendrag.runtime.passes.attention.attend`; the last dimension of q, k and v must be contiguous."""
     count, heads, size = q.shape
     out = torch.empty((count, heads, size), dtype=q.dtype, device=q.device)
     wide = q.element_size() > 2

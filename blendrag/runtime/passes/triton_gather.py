@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from blendrag.runtime.messages import Placement
-from blendrag.runtime.rotation import NoRotation, Rotation
+from blendrag.runtime.model.rotation import NoRotation, Rotation
 from blendrag.store import KVEntry
 
 _BLOCK_TOKENS = 16

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from blendrag.policies import Attention, Evidence, Full, Layout, Policy, make_policy
-from blendrag.runtime.context import Context
-from blendrag.runtime.entries import Entries
-from blendrag.runtime.forward import Forward
-from blendrag.runtime.lanes import AttentionLane, BlendLane, DeviationLane
 from blendrag.runtime.messages import BlendJob, BlendReport
-from blendrag.runtime.model import BlendModel
-from blendrag.runtime.sparsity import Sparsity
+from blendrag.runtime.model.blend_model import BlendModel
+from blendrag.runtime.passes.context import Context
+from blendrag.runtime.passes.entries import Entries
+from blendrag.runtime.passes.forward import Forward
+from blendrag.runtime.passes.lanes import AttentionLane, BlendLane, DeviationLane
+from blendrag.runtime.passes.sparsity import Sparsity
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from blake3 import blake3
 from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError
 from blendrag.policies import Full
-from blendrag.runtime.lookup import Lookup
 from blendrag.runtime.messages import BlendReport, Placement
-from blendrag.runtime.placing import Placing, Plan, Span
+from blendrag.runtime.planning.lookup import Lookup
+from blendrag.runtime.planning.placing import Placing, Plan, Span
 from blendrag.stats import PREFIX_CACHED, BlendStats, ChunkStats
 from blendrag.store import ChunkStore
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from blendrag.errors import StoreError
-from blendrag.runtime.device_tier import DeviceTier
-from blendrag.runtime.ranks import Ranks
+from blendrag.runtime.passes.device_tier import DeviceTier
+from blendrag.runtime.passes.ranks import Ranks
 from blendrag.store import ChunkStore, KVEntry, entry_key
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from blendrag.runtime.sparsity import BLOCK, Sparsity
+from blendrag.runtime.passes.sparsity import BLOCK, Sparsity
 
 _TILE = 256  # smaller tiles skip more keys, larger ones keep the cores busier
 _SPARSE_TILE = 64  # where there is more to skip

@@ -11,7 +11,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from blendrag.errors import EngineClosedError
 from blendrag.runtime.compat import end_requests, output_handler
-from blendrag.runtime.failure import FailureNote, as_error
+from blendrag.runtime.engine.failure import FailureNote, as_error
 
 _SHUTDOWN_S = 30.0
 """Patience with a process that shuts down; killed sooner, it leaves shared memory and folders behind."""

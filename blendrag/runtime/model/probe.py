@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 
 from blendrag.errors import ModelError
-from blendrag.runtime.attention import attend
-from blendrag.runtime.forward import Forward, Lane, Part
-from blendrag.runtime.model import BlendModel, Layer
-from blendrag.runtime.rotation import NoRotation, Rotation, TransformersRotation
-from blendrag.runtime.rows import Rows
+from blendrag.runtime.model.blend_model import BlendModel, Layer
+from blendrag.runtime.model.rotation import NoRotation, Rotation, TransformersRotation
+from blendrag.runtime.passes.attention import attend
+from blendrag.runtime.passes.forward import Forward, Lane, Part
+from blendrag.runtime.passes.rows import Rows
 
 _TOKENS = 16
 _FAR = 8009

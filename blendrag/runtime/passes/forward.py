@@ -17,8 +17,8 @@ import torch
 from vllm.config import CompilationMode
 from vllm.forward_context import set_forward_context
 
-from blendrag.runtime.lora import without_adapters
-from blendrag.runtime.model import BlendModel, Layer
+from blendrag.runtime.model.blend_model import BlendModel, Layer
+from blendrag.runtime.model.lora import without_adapters
 
 
 @dataclass(frozen=True)

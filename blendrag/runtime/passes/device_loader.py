@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from blendrag.runtime.device_tier import DeviceTier
 from blendrag.runtime.messages import Placement
-from blendrag.runtime.model import BlendModel
-from blendrag.runtime.triton_gather import Gather
+from blendrag.runtime.model.blend_model import BlendModel
+from blendrag.runtime.passes.device_tier import DeviceTier
+from blendrag.runtime.passes.triton_gather import Gather
 from blendrag.store import KVEntry
 
 _SIDE_PROGRAMS = 32

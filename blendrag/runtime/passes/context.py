@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from blendrag.runtime.forward import Part
 from blendrag.runtime.messages import Placement
-from blendrag.runtime.model import BlendModel
-from blendrag.runtime.rotation import NoRotation, Rotation
+from blendrag.runtime.model.blend_model import BlendModel
+from blendrag.runtime.model.rotation import NoRotation, Rotation
+from blendrag.runtime.passes.forward import Part
 from blendrag.store import KVEntry
 
 if TYPE_CHECKING:
-    from blendrag.runtime.device_loader import DeviceLoader
-    from blendrag.runtime.device_tier import DeviceTier
+    from blendrag.runtime.passes.device_loader import DeviceLoader
+    from blendrag.runtime.passes.device_tier import DeviceTier
 
 
 class Context:
@@ -91,8 +91,8 @@ class Context:
         return all_k, all_v
 
     def _device_loader(self, tier: DeviceTier | None) -> DeviceLoader | None:
-        from blendrag.runtime.device_loader import DeviceLoader
-        from blendrag.runtime.triton_gather import Gather
+        from blendrag.runtime.passes.device_loader import DeviceLoader
+        from blendrag.runtime.passes.triton_gather import Gather
 
         takes = Gather.takes(self.entries, self.model.dtype)
         return DeviceLoader(self.model, self.tokens, self.entries, tier) if takes else None

@@ -1,4 +1,4 @@
-"""The `weights` of `blendrag.runtime.attention` as two Triton kernels, without a tensor of [heads, rows, keys]."""
+"""How much rows attend to keys as two Triton kernels, without a tensor of [heads, rows, keys]."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from blendrag.runtime.rows import Rows
+from blendrag.runtime.passes.rows import Rows
 
 
 @triton.jit

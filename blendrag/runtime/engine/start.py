@@ -16,8 +16,8 @@ import psutil
 
 from blendrag.config import BlendConfig
 from blendrag.errors import BlendError, ModelError
-from blendrag.runtime.failure import FailureNote, as_error
-from blendrag.runtime.memory import free_memory
+from blendrag.runtime.engine.failure import FailureNote, as_error
+from blendrag.runtime.engine.memory import free_memory
 from blendrag.store import open_store
 
 CONNECTOR = {"kv_connector": "BlendConnector", "kv_connector_module_path": "blendrag.runtime.connector",
@@ -91,7 +91,7 @@ def _check(config: BlendConfig, engine_args: dict[str, Any]) -> None:
 
 def _configure(kind: Any, model: str, config: BlendConfig, engine_args: dict[str, Any]) -> tuple[Any, Any]:
     """`VllmConfig`, and the engine arguments of this kind that it was made of."""
-    from blendrag.runtime.model import refuse_by_config
+    from blendrag.runtime.model.blend_model import refuse_by_config
 
     connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
     args = kind(model=model, worker_cls=WORKER, kv_transfer_config=connector, **_memory(engine_args), **engine_args)

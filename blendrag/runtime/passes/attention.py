@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from blendrag.runtime.rows import Rows
+from blendrag.runtime.passes.rows import Rows
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, scale: float, window: int = 0,
@@ -30,7 +30,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, sca
         [rows, heads, head size] in q's dtype.
     """
     if q.is_cuda:
-        from blendrag.runtime.triton_attention import attend_triton
+        from blendrag.runtime.passes.triton_attention import attend_triton
 
         return attend_triton(q, k, v, rows, scale=scale, window=window, soft_cap=soft_cap)
     out = torch.empty_like(q)
@@ -49,7 +49,7 @@ def weights(q: torch.Tensor, k: torch.Tensor, rows: Rows, *, scale: float, windo
             soft_cap: float = 0.0) -> torch.Tensor:
     """How much each row attends to each key, summed over heads: [rows, keys], float32.  Arguments as for `attend`."""
     if q.is_cuda:
-        from blendrag.runtime.triton_scores import weights_triton
+        from blendrag.runtime.passes.triton_scores import weights_triton
 
         return weights_triton(q, k, rows, scale=scale, window=window, soft_cap=soft_cap)
     seen = rows.visible(rows.positions, 0, rows.keys, window)

@@ -1,0 +1,1 @@
+"""What must be known of the model that vLLM loaded, before its keys are moved."""
