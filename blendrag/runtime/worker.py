@@ -11,12 +11,12 @@ from vllm.platforms import current_platform
 from blendrag.runtime.connector import BlendConnector
 from blendrag.runtime.engine.failure import leave_notes
 from blendrag.runtime.model.blend_model import BlendModel
-from blendrag.runtime.model.probe import settle_rotations
 from blendrag.runtime.passes.blender import Blender
 from blendrag.runtime.passes.device_tier import DeviceTier
 from blendrag.runtime.passes.encoder import Encoder
 from blendrag.runtime.passes.entries import Entries
 from blendrag.runtime.passes.forward import Forward
+from blendrag.runtime.passes.probe import settle_rotations
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
