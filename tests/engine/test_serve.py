@@ -18,6 +18,7 @@ import pytest
 
 from blendrag import DELIMITER
 from blendrag.runtime.engine.start import CONNECTOR, WORKER
+from tests.engine.families import FAMILIES, build
 from tests.engine.texts import PASSAGES, QUESTION
 
 RULES = "You answer in one sentence, from the passages alone."
@@ -49,15 +50,22 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(model: Path, *options: str, **settings: Any) -> Iterator[openai.OpenAI]:
-    """`vllm serve MODEL`, as docs say to start it; yields a client once it answers."""
+def serving(model: Path, *options: str, cores: str | None = None, **settings: Any) -> Iterator[openai.OpenAI]:
+    """`vllm serve MODEL`, as docs say to start it; yields a client once it answers.
+
+    Args:
+        cores: that the engine's processes are bound to, where the machine's default will not do.
+        settings: of `BlendConfig`.
+    """
     port = free_port()
     transfer = CONNECTOR | {"kv_connector_extra_config": settings}
     command = [*vllm_command(), "serve", str(model), "--port", str(port),
                "--kv-transfer-config", json.dumps(transfer), "--worker-cls", WORKER, "--served-model-name", "served",
-               "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048", "--kv-cache-memory-bytes", "256M",
+               "--enforce-eager", "--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", "256M",
                "--enable-prompt-tokens-details", *options]
     environment = os.environ | {"VLLM_LOGGING_LEVEL": "INFO"}
+    if cores is not None:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = cores
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert process.stdout is not None
     try:
@@ -140,3 +148,25 @@ def test_completions_with_spans_of_token_ids(client: openai.OpenAI) -> None:
     moved = ids[:20] + ids[120:260] + ids[20:120] + ids[260:]
     second = client.completions.create(model="served", prompt=moved, max_tokens=1)
     assert second.model_extra["kv_transfer_params"]["blend"]["chunks_reused"] == 2
+
+
+def test_replicas_share_what_they_store(engine_pool: Any, tmp_path: Path) -> None:
+    """Data parallel: what one replica encodes, the other one finds."""
+    engine_pool.close()
+    model = build(next(family for family in FAMILIES if family.name == "Llama"), tmp_path / "model")
+    ids = [20 + number % 500 for number in range(1000, 1300)]
+    moved = ids[:20] + ids[120:260] + ids[20:120] + ids[260:]
+    marks = {"blend": {"spans": [[20, 120], [120, 260]]}}
+    with serving(model, "--data-parallel-size", "2", cores="0|1", populate="on_miss",
+                 store_path=str(tmp_path / "store")) as client:
+
+        def complete(replica: int, prompt: list[int], **body: Any) -> dict[str, Any]:
+            answer = client.completions.create(model="served", prompt=prompt, max_tokens=1, extra_body=body,
+                                               extra_headers={"X-data-parallel-rank": str(replica)})
+            found: dict[str, Any] = (answer.model_extra or {}).get("kv_transfer_params") or {}
+            return found.get("blend", {})
+
+        assert complete(0, ids, kv_transfer_params=marks)["chunks_missed"] == 2
+        # Nobody says when the first replica is done with them: ask until it is.
+        asked = (complete(1, moved, cache_salt=str(number)) for number in range(200))
+        assert any(told.get("chunks_reused") == 2 for told in asked)
