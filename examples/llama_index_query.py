@@ -65,13 +65,15 @@ llm.complete("Hello.", max_tokens=1)  # the very first request pays for warming 
 reader = SimpleDirectoryReader(str(folder), recursive=True, required_exts=[".md", ".txt"])
 nodes = SentenceSplitter(chunk_size=256, chunk_overlap=0).get_nodes_from_documents(reader.load_data())
 index = VectorStoreIndex(nodes, embed_model=MiniLM())
+retriever = index.as_retriever(similarity_top_k=8)
 engine = index.as_query_engine(llm=llm, similarity_top_k=8, response_synthesizer=get_response_synthesizer(
     llm=llm, prompt_helper=WholeNodes.from_llm_metadata(llm.metadata)))
 get_dispatcher().add_event_handler(ShowReuse())
 
 print(f"\n{question} (from {len(nodes)} nodes)\n\nCold:")
 print(str(engine.query(question)).strip())
-llm.engine.encode([node.get_content(MetadataMode.LLM).strip() for node in nodes])
+# An application encodes its nodes when it ingests them; here those that the question finds are enough.
+llm.engine.encode([found.get_content(MetadataMode.LLM).strip() for found in retriever.retrieve(question)])
 print("\nWarm:")
 print(str(engine.query(question)).strip())
 llm.close()

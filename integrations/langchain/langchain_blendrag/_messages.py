@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from blendrag import BlendPrompt
 from blendrag.adapters import render_chat
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
@@ -17,13 +16,3 @@ def chat_text(model: EngineSettings, messages: Sequence[BaseMessage], template: 
     """The conversation as prompt text, special tokens and chunk delimiters in it."""
     rows = convert_to_openai_messages(list(messages), text_format="string")
     return render_chat(model.engine.tokenizer, rows, template, **variables)
-
-
-def to_prompt(model: EngineSettings, text: str, *, rendered: bool) -> BlendPrompt:
-    """The text, cut at the engine's delimiter.
-
-    Args:
-        rendered: a chat template made the text, so it has its special tokens already.
-    """
-    return BlendPrompt.from_text(text, model.config.delimiter, keep_delimiter=model.config.keep_delimiter,
-                                 add_special_tokens=not rendered)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Self
 
-from blendrag import BlendConfig, BlendEngine
+from blendrag import BlendConfig, BlendEngine, BlendPrompt
 from blendrag.adapters import Call, shared_engine, split_arguments
 from blendrag.errors import ConfigError
+from langchain_core.language_models import LangSmithParams
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "min_p", "stop", "seed", "n", "presence_penalty",
@@ -107,6 +108,37 @@ class EngineSettings(BaseModel):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """True: the engine is made again from the arguments."""
+        return True
+
+    @property
+    def lc_attributes(self) -> dict[str, Any]:
+        """Arguments that are serialised in a form of our own."""
+        return {"config": self._config_values()}
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Ids of plain text in the model's own tokenizer."""
+        custom: Callable[[str], list[int]] | None = getattr(self, "custom_get_token_ids", None)
+        if custom is not None:
+            return custom(text)
+        return self.engine.tokens(self._cut(text, rendered=True)).ids
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params: LangSmithParams = super()._get_ls_params(stop=stop, **kwargs)  # type: ignore[misc]  # LangChain's
+        params["ls_provider"] = "blendrag"
+        return params
+
+    def _cut(self, text: str, *, rendered: bool) -> BlendPrompt:
+        """The text, cut at the engine's delimiter.
+
+        Args:
+            rendered: a chat template made the text, so it has its special tokens already.
+        """
+        return BlendPrompt.from_text(text, self.config.delimiter, keep_delimiter=self.config.keep_delimiter,
+                                     add_special_tokens=not rendered)
 
     def _call(self, arguments: Mapping[str, Any], stop: Sequence[str] | None) -> Call:
         defaults = {name: getattr(self, name) for name in SAMPLING} | self.sampling_args

@@ -9,12 +9,12 @@ from typing import Any
 from blendrag import BlendOutput, BlendPrompt
 from blendrag.adapters import gather, iterate
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import Field
 
-from langchain_blendrag._messages import chat_text, to_prompt
+from langchain_blendrag._messages import chat_text
 from langchain_blendrag._results import generation_info, response_metadata, usage_metadata
 from langchain_blendrag._settings import EngineSettings
 
@@ -46,16 +46,6 @@ class ChatBlend(EngineSettings, BaseChatModel):
     streaming: bool = False
     """Let `invoke` stream within, so that callbacks see each token."""
 
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        """True: the engine is made again from the arguments."""
-        return True
-
-    @property
-    def lc_attributes(self) -> dict[str, Any]:
-        """Arguments that are serialised in a form of our own."""
-        return {"config": self._config_values()}
-
     @property
     def _llm_type(self) -> str:
         return "blendrag-chat"
@@ -65,20 +55,9 @@ class ChatBlend(EngineSettings, BaseChatModel):
         return self._identity() | {"chat_template": self.chat_template,
                                    "chat_template_kwargs": self.chat_template_kwargs}
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop, **kwargs)
-        params["ls_provider"] = "blendrag"
-        return params
-
     def to_prompt(self, model_input: LanguageModelInput) -> BlendPrompt:
         """The prompt that this input becomes; its `prefix` is what chunks are best encoded behind."""
         return self._prompt(self._convert_input(model_input).to_messages())
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """Ids of plain text in the model's own tokenizer."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return self.engine.tokens(to_prompt(self, text, rendered=True)).ids
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """Length of the whole prompt, chat template included; the template is not given the tools."""
@@ -86,7 +65,7 @@ class ChatBlend(EngineSettings, BaseChatModel):
 
     def _prompt(self, messages: Sequence[BaseMessage]) -> BlendPrompt:
         text = chat_text(self, messages, self.chat_template, self.chat_template_kwargs)
-        return to_prompt(self, text, rendered=True)
+        return self._cut(text, rendered=True)
 
     def _outputs(self, messages: Sequence[BaseMessage], stop: list[str] | None,
                  arguments: dict[str, Any]) -> Generator[BlendOutput, None, None]:

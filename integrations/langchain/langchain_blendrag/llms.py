@@ -12,13 +12,13 @@ from typing import Any
 from blendrag import BlendOutput, BlendPrompt
 from blendrag.adapters import gather, has_chat_template, iterate, usage_of
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseLLM, LangSmithParams, LanguageModelInput
+from langchain_core.language_models import BaseLLM, LanguageModelInput
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import RunnableConfig
 
-from langchain_blendrag._messages import chat_text, to_prompt
+from langchain_blendrag._messages import chat_text
 from langchain_blendrag._results import generation_info
 from langchain_blendrag._settings import EngineSettings
 
@@ -49,16 +49,6 @@ class BlendLLM(EngineSettings, BaseLLM):
     chat_template: str | None = "auto"
     """For messages: "auto" is the model's own template, None is LangChain's plain "Human: ..." text; or a template."""
 
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        """True: the engine is made again from the arguments."""
-        return True
-
-    @property
-    def lc_attributes(self) -> dict[str, Any]:
-        """Arguments that are serialised in a form of our own."""
-        return {"config": self._config_values()}
-
     @property
     def _llm_type(self) -> str:
         return "blendrag"
@@ -67,20 +57,9 @@ class BlendLLM(EngineSettings, BaseLLM):
     def _identifying_params(self) -> dict[str, Any]:
         return self._identity() | {"chat_template": self.chat_template} | {"call": dict(_arguments.get({}))}
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop, **kwargs)
-        params["ls_provider"] = "blendrag"
-        return params
-
     def to_prompt(self, model_input: LanguageModelInput) -> BlendPrompt:
         """The prompt that this input becomes; its `prefix` is what chunks are best encoded behind."""
         return self._prompt(self._templated(self._convert_input(model_input)).to_string())
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """Ids of plain text in the model's own tokenizer."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return self.engine.tokens(to_prompt(self, text, rendered=True)).ids
 
     def _templated(self, value: PromptValue) -> PromptValue:
         """Messages with the chat template applied; anything else as it is."""
@@ -133,7 +112,7 @@ class BlendLLM(EngineSettings, BaseLLM):
     def _prompt(self, text: str) -> BlendPrompt:
         # A cache or a callback may hand on a plain copy of the text: never put a second BOS in front of it.
         bos = self.engine.tokenizer.bos_token if self.engine.tokens.leading_ids else None
-        return to_prompt(self, text, rendered=isinstance(text, _RenderedText) or bool(bos and text.startswith(bos)))
+        return self._cut(text, rendered=isinstance(text, _RenderedText) or bool(bos and text.startswith(bos)))
 
     def _outputs(self, prompt: str, stop: list[str] | None,
                  arguments: dict[str, Any]) -> Generator[BlendOutput, None, None]:
