@@ -56,3 +56,11 @@ def test_without_a_budget_nothing_is_held():
     assert device.hold(store) == store
     assert held(device) == ""
 
+
+def test_copies_that_a_failed_pass_never_asked_for_are_still_to_be_made():
+    device = tier(room=2)
+    device.hold(entries("a"))
+    device.hold(entries("b"))
+    assert list(device._waiting) == ["a", "b"]
+    device.hold(entries("cd"))
+    assert list(device._waiting) == ["c", "d"], "those that left need no copy"

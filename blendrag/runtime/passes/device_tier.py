@@ -29,7 +29,7 @@ class DeviceTier:
         self._budget = budget
         self._held: OrderedDict[str, KVEntry] = OrderedDict()
         self._bytes = 0
-        self._waiting: list[tuple[KVEntry, KVEntry]] = []
+        self._waiting: dict[str, tuple[KVEntry, KVEntry]] = {}
         self._arrived: list[torch.cuda.Event] = []
         self._group = 1
 
@@ -44,7 +44,10 @@ class DeviceTier:
         """
         if self._budget is None:
             self._budget = min(_AUTO_BYTES, torch.cuda.mem_get_info(self.device)[0] // 2)
-        self._waiting, self._arrived = [], []
+        # The pass before may have failed early: what it never waited for is copied, or waited for, by this one.
+        if self._arrived:
+            torch.cuda.current_stream(self.device).wait_event(self._arrived[-1])
+            self._arrived = []
         for key in entries:
             if key in self._held:
                 self._held.move_to_end(key)
@@ -66,16 +69,18 @@ class DeviceTier:
             if oldest is None or oldest in needed:
                 return entry
             self._bytes -= self._held.pop(oldest).nbytes
+            self._waiting.pop(oldest, None)
         copy = KVEntry(torch.empty_like(entry.k, device=self.device), torch.empty_like(entry.v, device=self.device))
         self._held[key] = copy
         self._bytes += copy.nbytes
-        self._waiting.append((entry, copy))
+        self._waiting[key] = entry, copy
         return copy
 
     def _copy(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = list(self._waiting.values())
         layers = waiting[0][0].k.shape[0]
         self._group = -(-layers // _GROUPS)
+        arrived = []
         stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -84,4 +89,5 @@ class DeviceTier:
                 for source, target in waiting:
                     target.k[part].copy_(source.k[part], non_blocking=True)
                     target.v[part].copy_(source.v[part], non_blocking=True)
-                self._arrived.append(stream.record_event())
+                arrived.append(stream.record_event())
+        self._waiting, self._arrived = {}, arrived
