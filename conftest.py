@@ -74,6 +74,17 @@ def engine(engine_pool: EnginePool, smollm2: Path) -> Any:
                            kv_cache_memory_bytes=2**30)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors cost more to share between threads than to compute."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def own_process() -> Callable[..., str]:
     """Runs a script in a Python of its own, from a file, and returns what it printed.

@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 from blendrag.runtime.passes.attention import attend, scores
 from blendrag.runtime.passes.rows import Rows
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Tensors this small cost more to share between threads than to compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -19,12 +19,7 @@ LAYERS, HEADS, KV_HEADS, SIZE, WIDTH, VOCABULARY, BLOCK_SIZE = 6, 4, 2, 8, 24, 9
 KV = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Cache:

@@ -40,9 +40,7 @@ class Encoder:
         Returns:
             `(key, newly computed)` of each chunk.
         """
-        variant = _variant(prefix_ids, neutral)
-        keys = [self.entries.key(variant, ids) for ids in chunks]
-        present = self.entries.present(keys)
+        variant, keys, present = self._known(chunks, prefix_ids, neutral)
         missing = {key: ids for key, ids in zip(keys, chunks, strict=True) if key not in present}
         if missing:
             prefix = self._prefix(prefix_ids)
@@ -54,9 +52,7 @@ class Encoder:
 
     def stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
         """Which chunks `encode` would find stored."""
-        variant = _variant(prefix_ids, neutral)
-        keys = [self.entries.key(variant, ids) for ids in chunks]
-        present = self.entries.present(keys)
+        _, keys, present = self._known(chunks, prefix_ids, neutral)
         return [key in present for key in keys]
 
     def populate(self, missing: Sequence[Missing], sink_ids: Sequence[int]) -> None:
@@ -68,6 +64,13 @@ class Encoder:
                     self._prefix(prefix.ids)
         except Exception as error:
             logger.warning("%d chunks of a request could not be stored: %s", len(missing), error)
+
+    def _known(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
+               neutral: bool) -> tuple[bytes, list[str], set[str]]:
+        """The digest of what chunks are encoded behind, their keys, and those that are stored."""
+        variant = NEUTRAL if neutral else prefix_digest(prefix_ids)
+        keys = [self.entries.key(variant, ids) for ids in chunks]
+        return variant, keys, self.entries.present(keys)
 
     def _prefix(self, ids: Sequence[int]) -> Context:
         """The context of a prefix, computed and stored where it is not stored yet."""
@@ -84,8 +87,3 @@ class Encoder:
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
-
-
-def _variant(prefix_ids: Sequence[int], neutral: bool) -> bytes:
-    """The digest of what chunks are encoded behind."""
-    return NEUTRAL if neutral else prefix_digest(prefix_ids)

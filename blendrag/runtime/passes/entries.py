@@ -58,9 +58,10 @@ class Entries:
 
     def put(self, key: str, entry: KVEntry, prefix: bytes | None = None, ids: Sequence[int] | None = None) -> None:
         """Stores an entry; with `prefix` and `ids` it is found wherever a prompt holds these tokens."""
-        found = {} if self.ranks.rank else {"prefix": prefix, "ids": ids}  # one name of a chunk is enough
+        if self.ranks.rank:
+            prefix = ids = None  # one name of a chunk is enough
         self._store.put(self.ranks.local(key), entry, fingerprint=self.fingerprint, namespace=self._namespace,
-                        **found)  # type: ignore[arg-type]
+                        prefix=prefix, ids=ids)
 
     def _agreed(self, entries: list[KVEntry | None]) -> list[KVEntry | None]:
         have = self.ranks.agree([entry is not None for entry in entries])
