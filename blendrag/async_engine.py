@@ -126,6 +126,12 @@ class AsyncBlendEngine:
             encoding.take(await process.call("blendrag_encode", *arguments))
         return encoding.result
 
+    async def forget(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> int:
+        """Deletes the KV of chunks and returns how many entries went; see `BlendEngine.forget`."""
+        process, requests = await self._start()
+        ids = await asyncio.to_thread(requests.chunk_ids, chunks)
+        return int(await process.call("blendrag_forget", ids, *requests.behind(prefix)))
+
     async def stored(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> list[bool]:
         """Which chunks are stored, as `encode` with the same arguments would store them."""
         process, requests = await self._start()

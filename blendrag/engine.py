@@ -117,6 +117,17 @@ class BlendEngine:
             encoding.take(self._rpc("blendrag_encode", *arguments))
         return encoding.result
 
+    def forget(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> int:
+        """Deletes the KV of chunks, as `encode` with the same arguments stored it; returns how many entries went.
+
+        What is not stored counts as nothing.  The prefix itself stays, as other chunks stand behind it too.  A chunk
+        that was encoded behind several prefixes is forgotten behind each of them separately.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        return int(self._rpc("blendrag_forget", self._running.chunk_ids(chunks), *self._running.behind(prefix)))
+
     def stored(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> list[bool]:
         """Which chunks are stored, as `encode` with the same arguments would store them."""
         requests = self._running

@@ -50,6 +50,15 @@ def test_an_entry_that_is_held_is_not_copied_again():
     assert device.hold(entries("a"))["a"] is first
 
 
+def test_what_is_dropped_leaves_room():
+    device = tier(room=2)
+    device.hold(entries("ab"))
+    device.drop("a")
+    device.drop("never held")
+    device.hold(entries("c"))
+    assert held(device) == "bc"
+
+
 def test_without_a_budget_nothing_is_held():
     device = tier(room=0)
     store = entries("a")

@@ -57,6 +57,13 @@ def test_what_this_rank_lost_is_a_miss(entries):
     assert loaded(entries) == [True, True, False]
 
 
+def test_what_is_deleted_is_nowhere_and_counted_once(entries):
+    loaded(entries)
+    assert entries.delete([entries.keys[0], entries.keys[2], entries.key(NEUTRAL, [9])]) == 2
+    assert loaded(entries) == [False, True, False]
+    assert entries.delete(entries.keys) == 1
+
+
 def test_a_store_that_cannot_be_read_is_a_miss(entries):
     entries._store.close()
     assert loaded(entries) == [False, False, False]

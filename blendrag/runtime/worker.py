@@ -64,6 +64,11 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         assert self._encoder is not None
         return self._encoder.encode(chunks, prefix_ids, neutral)
 
+    def blendrag_forget(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> int:
+        """`Encoder.forget`, for `collective_rpc`."""
+        assert self._encoder is not None
+        return self._encoder.forget(chunks, prefix_ids, neutral)
+
     def blendrag_stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
         """`Encoder.stored`, for `collective_rpc`."""
         assert self._encoder is not None

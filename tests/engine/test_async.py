@@ -147,6 +147,7 @@ async def test_encoding_tells_what_is_new(running: AsyncBlendEngine) -> None:
     assert [(chunk.new, bool(chunk.key)) for chunk in encoded] == [(True, True), (False, False)]
     assert seen == [(1, 2), (2, 2)]
     assert await running.stored([text]) == [True]
+    assert (await running.forget([text]), await running.stored([text])) == (1, [False])
     assert running.stats.encoded_chunks == before + 1
 
 

@@ -116,6 +116,20 @@ def test_marked_text_is_the_same_prompt(engine: BlendEngine) -> None:
     assert engine.tokenizer.decode(output.prompt_token_ids) == SYSTEM + "\n\n".join(PASSAGES[:3]) + QUESTION
 
 
+def test_what_is_forgotten_is_a_miss(engine: BlendEngine) -> None:
+    text, other = fresh(), fresh()
+    asked = BlendPrompt(SYSTEM, Chunk(text), Chunk(other), QUESTION)
+    engine.encode([text, other])
+    engine.encode([text], prefix=asked)
+    assert one(engine, asked, cache_salt=fresh()).stats.chunks_reused == 2
+    assert engine.forget([text, Chunk(text), "Too short.", fresh()]) == 1
+    assert engine.stored([text, other]) == [False, True]
+    assert [chunk.exact for chunk in one(engine, asked, cache_salt=fresh()).stats.chunks] == [True, False]
+    assert engine.forget([text, other], prefix=asked) == 1
+    assert [chunk.reason for chunk in one(engine, asked, cache_salt=fresh()).stats.chunks] == ["not stored", ""]
+    assert engine.forget([]) == 0
+
+
 def test_a_deleted_entry_is_a_miss(engine: BlendEngine) -> None:
     text = fresh()
     [encoded] = engine.encode([text])

@@ -40,3 +40,7 @@ def test_all_rows_are_a_full_prefill_on_two_ranks(told: list[dict[str, Any]]) ->
 def test_ranks_store_what_requests_bring_and_agree_on_what_is_gone(told: list[dict[str, Any]]) -> None:
     assert told[1]["stored"] == told[0]["stored"] == [True] * 6
     assert told[1]["after"] == [""] * 7
+
+
+def test_every_rank_forgets_its_share(told: list[dict[str, Any]]) -> None:
+    assert told[1]["forgotten"] == told[0]["forgotten"] == [6, False, 6]

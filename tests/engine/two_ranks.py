@@ -40,6 +40,11 @@ def ask(model: Path, ranks: int) -> dict[str, Any]:
         for key in engine.store.keys()[:2]:
             engine.store.delete(key)
         found["after"] = [output.stats.failure for output in engine.generate(layouts()[:7], FIRST, policy="none")]
+        engine.flush()
+        engine.encode(PASSAGES)
+        before = len(engine.store.keys())
+        forgotten = engine.forget(PASSAGES)
+        found["forgotten"] = [forgotten, any(engine.stored(PASSAGES)), (before - len(engine.store.keys())) / ranks]
         return found
 
 

@@ -44,10 +44,7 @@ class DeviceTier:
         """
         if self._budget is None:
             self._budget = min(_AUTO_BYTES, torch.cuda.mem_get_info(self.device)[0] // 2)
-        # The pass before may have failed early: what it never waited for is copied, or waited for, by this one.
-        if self._arrived:
-            torch.cuda.current_stream(self.device).wait_event(self._arrived[-1])
-            self._arrived = []
+        self._settle()
         for key in entries:
             if key in self._held:
                 self._held.move_to_end(key)
@@ -60,6 +57,22 @@ class DeviceTier:
         if self._arrived:
             torch.cuda.current_stream(self.device).wait_event(self._arrived[layer // self._group])
 
+    def drop(self, key: str) -> None:
+        """Lets go of an entry, where it is on the device."""
+        if key in self._held:
+            self._settle()
+            self._remove(key)
+
+    def _settle(self) -> None:
+        """The pass before may have failed early: what it never waited for is copied, or waited for, from here on."""
+        if self._arrived:
+            torch.cuda.current_stream(self.device).wait_event(self._arrived[-1])
+            self._arrived = []
+
+    def _remove(self, key: str) -> None:
+        self._bytes -= self._held.pop(key).nbytes
+        self._waiting.pop(key, None)
+
     def _place(self, key: str, entry: KVEntry, needed: Mapping[str, KVEntry]) -> KVEntry:
         if key in self._held:
             return self._held[key]
@@ -68,8 +81,7 @@ class DeviceTier:
             oldest = next(iter(self._held), None)
             if oldest is None or oldest in needed:
                 return entry
-            self._bytes -= self._held.pop(oldest).nbytes
-            self._waiting.pop(oldest, None)
+            self._remove(oldest)
         copy = KVEntry(torch.empty_like(entry.k, device=self.device), torch.empty_like(entry.v, device=self.device))
         self._held[key] = copy
         self._bytes += copy.nbytes

@@ -50,6 +50,11 @@ class Encoder:
                 self.entries.put(key, lane.entry(), variant, missing[key])
         return [(key, key in missing) for key in keys]
 
+    def forget(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> int:
+        """Deletes what `encode` stored; returns how many entries there were."""
+        variant = _variant(prefix_ids, neutral)
+        return self.entries.delete(list(dict.fromkeys(self.entries.key(variant, ids) for ids in chunks)))
+
     def stored(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> list[bool]:
         """Which chunks `encode` would find stored."""
         _, keys, present = self._known(chunks, prefix_ids, neutral)
@@ -68,7 +73,7 @@ class Encoder:
     def _known(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
                neutral: bool) -> tuple[bytes, list[str], set[str]]:
         """The digest of what chunks are encoded behind, their keys, and those that are stored."""
-        variant = NEUTRAL if neutral else prefix_digest(prefix_ids)
+        variant = _variant(prefix_ids, neutral)
         keys = [self.entries.key(variant, ids) for ids in chunks]
         return variant, keys, self.entries.present(keys)
 
@@ -87,3 +92,8 @@ class Encoder:
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
+
+
+def _variant(prefix_ids: Sequence[int], neutral: bool) -> bytes:
+    """The digest of what chunks are encoded behind."""
+    return NEUTRAL if neutral else prefix_digest(prefix_ids)

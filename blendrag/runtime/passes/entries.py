@@ -63,6 +63,15 @@ class Entries:
         self._store.put(self.ranks.local(key), entry, fingerprint=self.fingerprint, namespace=self._namespace,
                         prefix=prefix, ids=ids)
 
+    def delete(self, keys: Sequence[str]) -> int:
+        """Deletes entries, wherever they are kept; returns how many there were."""
+        found = 0
+        for key in keys:
+            if self.tier is not None:
+                self.tier.drop(key)
+            found += self._store.delete(self.ranks.local(key))
+        return found
+
     def _agreed(self, entries: list[KVEntry | None]) -> list[KVEntry | None]:
         have = self.ranks.agree([entry is not None for entry in entries])
         return [entry if there else None for entry, there in zip(entries, have, strict=True)]
