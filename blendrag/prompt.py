@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +78,24 @@ class BlendPrompt:
             plain = _unescape(piece, delimiter)
             parts.append(Chunk(plain) if inside and plain.strip() else plain)
         return cls(*parts, add_special_tokens=add_special_tokens)
+
+    def marking(self, texts: Iterable[str]) -> BlendPrompt:
+        """The same prompt, in which these texts are chunks wherever its text holds them, the longest first.
+
+        Texts that it does not hold, character by character, change nothing.
+        """
+        wanted = sorted({text for text in texts if text.strip()}, key=len, reverse=True)
+        if not wanted:
+            return self
+        anywhere = re.compile(f"({'|'.join(map(re.escape, wanted))})")
+        parts: list[str | Chunk] = []
+        for part in self.parts:
+            if isinstance(part, Chunk):
+                parts.append(part)
+            else:
+                # Splitting at a group gives what lies between and what was found, in turn.
+                parts += [Chunk(piece) if number % 2 else piece for number, piece in enumerate(anywhere.split(part))]
+        return BlendPrompt(*parts, add_special_tokens=self.add_special_tokens)
 
     @property
     def text(self) -> str:

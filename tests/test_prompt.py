@@ -179,3 +179,12 @@ def test_prompts_are_taken_as_they_are_and_text_is_cut():
 def test_other_prompts_are_refused(prompt):
     with pytest.raises(PromptError, match=f"not {type(prompt).__name__}"):
         as_prompt(prompt)
+
+
+def test_marking_texts_that_the_prompt_holds() -> None:
+    prompt = BlendPrompt("before one middle ", Chunk("one"), " two one", add_special_tokens=False)
+    marked = prompt.marking(["one", "two one", "three", " "])
+    assert marked.parts == ("before ", Chunk("one"), " middle ", Chunk("one"), " ", Chunk("two one"))
+    assert marked.text == prompt.text
+    assert not marked.add_special_tokens
+    assert prompt.marking([]) is prompt

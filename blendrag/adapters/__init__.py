@@ -2,9 +2,13 @@
 
 from .arguments import Call, split_arguments
 from .background import gather, iterate
-from .chat import has_chat_template, render_chat
+from .chat import chat_template_of, has_chat_template, reads_tools, render_chat
 from .engines import shared_engine
+from .logprobs import logprobs_of
+from .replies import Reply, ReplyDelta, ToolCall, ToolCallDelta
+from .turn import ChatTurn, ReplyStream
 from .usage import usage_of
 
-__all__ = ["Call", "gather", "has_chat_template", "iterate", "render_chat", "shared_engine", "split_arguments",
-           "usage_of"]
+__all__ = ["Call", "ChatTurn", "Reply", "ReplyDelta", "ReplyStream", "ToolCall", "ToolCallDelta", "chat_template_of",
+           "gather", "has_chat_template", "iterate", "logprobs_of", "reads_tools", "render_chat", "shared_engine",
+           "split_arguments", "usage_of"]
