@@ -3,12 +3,13 @@
 from .arguments import Call, split_arguments
 from .background import gather, iterate
 from .chat import chat_template_of, has_chat_template, reads_tools, render_chat
-from .engines import shared_engine
+from .engines import lend_engine, shared_engine
 from .logprobs import logprobs_of
 from .replies import Reply, ReplyDelta, ToolCall, ToolCallDelta
+from .storing import forget_chunks, store_chunks
 from .turn import ChatTurn, ReplyStream
 from .usage import usage_of
 
 __all__ = ["Call", "ChatTurn", "Reply", "ReplyDelta", "ReplyStream", "ToolCall", "ToolCallDelta", "chat_template_of",
-           "gather", "has_chat_template", "iterate", "logprobs_of", "reads_tools", "render_chat", "shared_engine",
-           "split_arguments", "usage_of"]
+           "forget_chunks", "gather", "has_chat_template", "iterate", "lend_engine", "logprobs_of", "reads_tools",
+           "render_chat", "shared_engine", "split_arguments", "store_chunks", "usage_of"]

@@ -20,9 +20,25 @@ def shared_engine(model: str, config: BlendConfig, engine_args: Mapping[str, Any
     Frameworks copy and rebuild their model objects freely, so a model object must find its engine again.  The
     engine lives as long as an object uses it, or until it is closed.
     """
-    key = json.dumps([model, config.model_dump(mode="json"), dict(engine_args)], sort_keys=True, default=repr)
+    key = _key(model, config, engine_args)
     with _lock:
         engine = _engines.get(key)
         if engine is None or engine.closed:
             engine = _engines[key] = BlendEngine(model, config=config, **engine_args)
         return engine
+
+
+def lend_engine(engine: BlendEngine) -> None:
+    """Lets objects that are rebuilt from this engine's arguments find it, instead of starting another one.
+
+    For an engine that an application hands to a model object: saving and loading keeps only the arguments.
+    """
+    key = _key(engine.model, engine.config, engine.engine_args)
+    with _lock:
+        known = _engines.get(key)
+        if known is None or known.closed:
+            _engines[key] = engine
+
+
+def _key(model: str, config: BlendConfig, engine_args: Mapping[str, Any]) -> str:
+    return json.dumps([model, config.model_dump(mode="json"), dict(engine_args)], sort_keys=True, default=repr)
