@@ -1,33 +1,35 @@
-"""`BlendRetriever`: a retriever whose documents have their KV cache ready."""
+"""Retrievers whose documents have their KV cache ready."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from blendrag import BlendEngine, EncodedChunk
-from blendrag.errors import ConfigError, PromptError, StoreError
-from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from blendrag import BlendEngine, BlendPrompt
+from blendrag.errors import DocumentError
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
+from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable
-from pydantic import ConfigDict, model_validator
+from langchain_core.runnables import Runnable, run_in_executor
+from langchain_core.vectorstores import VectorStoreRetriever
+from pydantic import ConfigDict, InstanceOf, PrivateAttr, model_validator
 
-from langchain_blendrag._index import FaissRetriever
+from langchain_blendrag._kv import DocumentKV, Progress
 from langchain_blendrag._settings import EngineSettings
 from langchain_blendrag.embeddings import SentenceTransformerEmbeddings
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from langchain_blendrag.vectorstores import BlendVectorStore
 
 
 class BlendRetriever(BaseRetriever):
     """Attaches to each retrieved document the KV entry of its text, computing what is not stored yet.
 
-    Wraps any LangChain retriever, or builds an index of its own with `from_documents`.  Documents come in the wrapped
-    retriever's order, as copies whose `metadata["blend"]` is `{"key": str, "tokens": int, "stored": bool}`: the
-    entry's key in the chunk store, the chunk's length, and whether the store holds it (very short chunks are not
+    Wraps any LangChain retriever, or builds a `BlendVectorStore` of its own with `from_documents`.  Documents come in
+    the wrapped retriever's order, as copies whose `metadata["blend"]` is `{"key": str, "tokens": int, "stored": bool}`:
+    the entry's key in the chunk store, the chunk's length, and whether the store holds it (very short chunks are not
     worth storing).
 
     Example:
@@ -46,20 +48,24 @@ class BlendRetriever(BaseRetriever):
     engine: BlendEngine | None = None
     """The engine that will read them, in place of `llm`."""
 
-    prefix: str = ""
-    """The text before the first chunk of every prompt, as `llm.to_prompt(...).prefix` gives it.
+    prefix: str | InstanceOf[BlendPrompt] = ""
+    """The text before the first chunk of every prompt, as `llm.to_prompt(...).prefix` gives it, or such a prompt.
 
     Chunks are then encoded behind it, which makes the first one of a prompt exact; prompts that begin otherwise do not
     find them.  Empty: the neutral variant, which every prompt can reuse.
     """
 
+    document_prompt: BasePromptTemplate[str] | None = None
+    """Formats a document in prompts, as `format_documents` takes it; None: only its text stands there."""
+
     k: int | None = None
     """How many documents to return, at most; None: as many as the wrapped retriever does."""
 
+    _kv: DocumentKV = PrivateAttr()
+
     @model_validator(mode="after")
     def _has_engine(self) -> Self:
-        if (self.llm is None) == (self.engine is None):
-            raise ConfigError("BlendRetriever needs the model that will read the documents: pass llm= or engine=")
+        self._kv = DocumentKV(self.llm, self.engine, self.prefix, self.document_prompt)
         return self
 
     @classmethod
@@ -71,11 +77,12 @@ class BlendRetriever(BaseRetriever):
         engine: BlendEngine | None = None,
         embeddings: Embeddings | str = "sentence-transformers/all-MiniLM-L6-v2",
         k: int = 4,
-        prefix: str = "",
-        on_progress: Callable[[int, int], None] | None = None,
+        prefix: str | BlendPrompt = "",
+        document_prompt: BasePromptTemplate[str] | None = None,
+        on_progress: Progress | None = None,
         **fields: Any,
     ) -> Self:
-        """Embeds the documents into a FAISS index in memory, and computes the KV of those that are not stored.
+        """Embeds the documents into a `BlendVectorStore`, and computes the KV of those that are not stored.
 
         Args:
             documents: chunks, as a text splitter returns them.
@@ -85,48 +92,54 @@ class BlendRetriever(BaseRetriever):
         Raises:
             DocumentError: there are no documents.
         """
+        from langchain_blendrag.vectorstores import BlendVectorStore  # which makes retrievers itself
+
+        if not documents:
+            raise DocumentError("there are no documents to index: check the folder, or what the text splitter returned")
         if isinstance(embeddings, str):
             embeddings = SentenceTransformerEmbeddings(embeddings)
-        index = FaissRetriever.from_documents(documents, embeddings, k)
-        made = cls(retriever=index, llm=llm, engine=engine, k=k, prefix=prefix, **fields)
-        made.encode(documents, on_progress)
-        return made
+        reader: dict[str, Any] = {"llm": llm, "engine": engine, "prefix": prefix, "document_prompt": document_prompt}
+        store = BlendVectorStore(embeddings, **reader)
+        store.add_documents(list(documents), on_progress=on_progress)
+        return cls(retriever=VectorStoreRetriever(vectorstore=store), k=k, **reader, **fields)
 
-    def encode(self, documents: Sequence[Document],
-               on_progress: Callable[[int, int], None] | None = None) -> list[Document]:
+    def encode(self, documents: Sequence[Document], on_progress: Progress | None = None) -> list[Document]:
         """Copies of the documents with their KV entries attached, after computing what is not stored.
 
         A document that is too long for the model, and all of them where the store cannot be written, come back
         unencoded, with a warning in the log: a prompt computes what is not stored.
         """
-        texts = [document.page_content for document in documents]
-        try:
-            entries = self._encode(texts, on_progress or (lambda _done, _total: None))
-        except StoreError as error:
-            logger.warning("the KV of %d documents was not stored: %s", len(documents), error)
-            entries = [EncodedChunk("", 0, False) for _ in documents]
-        found = [{"key": entry.key, "tokens": entry.tokens, "stored": bool(entry.key)} for entry in entries]
-        return [document.model_copy(update={"metadata": {**document.metadata, "blend": entry}})
-                for document, entry in zip(documents, found, strict=True)]
-
-    def _encode(self, texts: list[str], report: Callable[[int, int], None]) -> list[EncodedChunk]:
-        engine = self.engine if self.llm is None else self.llm.engine
-        assert engine is not None
-        try:
-            return engine.encode(texts, self.prefix, report)
-        except PromptError as error:
-            if len(texts) == 1:
-                logger.warning("the KV of a document was not computed: %s", error)
-                return [EncodedChunk("", len(engine.tokens.chunk_ids(texts[0])), False)]
-            # Nothing is computed before the lengths are checked, so halving costs little.
-            half, total = len(texts) // 2, len(texts)
-            return (self._encode(texts[:half], lambda done, _: report(done, total))
-                    + self._encode(texts[half:], lambda done, _: report(half + done, total)))
+        return self._kv.attach(documents, on_progress)
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun,
                                 k: int | None = None) -> list[Document]:
         k = self.k if k is None else k
-        # A retriever that knows no k ignores it; other runnables may refuse it.
-        wanted = {"k": k} if k is not None and isinstance(self.retriever, BaseRetriever) else {}
-        documents = self.retriever.invoke(query, {"callbacks": run_manager.get_child()}, **wanted)
+        documents = self.retriever.invoke(query, {"callbacks": run_manager.get_child()}, **self._wanted(k))
         return self.encode(documents[:k])
+
+    async def _aget_relevant_documents(self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun,
+                                       k: int | None = None) -> list[Document]:
+        k = self.k if k is None else k
+        documents = await self.retriever.ainvoke(query, {"callbacks": run_manager.get_child()}, **self._wanted(k))
+        return await run_in_executor(None, self.encode, documents[:k])
+
+    def _wanted(self, k: int | None) -> dict[str, Any]:
+        """A retriever that knows no k ignores it; other runnables may refuse it."""
+        return {"k": k} if k is not None and isinstance(self.retriever, BaseRetriever) else {}
+
+
+class BlendVectorStoreRetriever(VectorStoreRetriever):
+    """What `BlendVectorStore.as_retriever` returns: its documents carry their KV entries, as `BlendRetriever`'s do."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun,
+                                **kwargs: Any) -> list[Document]:
+        return self._kv.attach(super()._get_relevant_documents(query, run_manager=run_manager, **kwargs))
+
+    async def _aget_relevant_documents(self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun,
+                                       **kwargs: Any) -> list[Document]:
+        found = await super()._aget_relevant_documents(query, run_manager=run_manager, **kwargs)
+        return await run_in_executor(None, self._kv.attach, found)
+
+    @property
+    def _kv(self) -> DocumentKV:
+        return cast("BlendVectorStore", self.vectorstore).kv

@@ -1,16 +1,13 @@
-"""Marking documents, and the index behind `BlendRetriever.from_documents`."""
+"""Marking documents."""
 
 from __future__ import annotations
 
-import pytest
 from blendrag import DELIMITER, BlendPrompt, strip_marks
-from blendrag.errors import DocumentError
 from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
 from langchain_blendrag import format_documents
-from langchain_blendrag._index import FaissRetriever
 
 
 def test_marked_documents_read_as_plain_text(documents: list[Document]) -> None:
@@ -37,15 +34,7 @@ def test_no_documents_are_no_text() -> None:
     assert format_documents([]) == ""
 
 
-def test_the_index_returns_the_nearest_first(documents: list[Document]) -> None:
-    index = FaissRetriever.from_documents(documents, DeterministicFakeEmbedding(size=8), k=2)
-    for document in documents:
-        found = index.invoke(document.page_content)
-        assert found[0] == document
-        assert len(found) == 2
-    assert len(index.invoke("a", k=9)) == len(documents)
-
-
-def test_an_empty_index_is_refused() -> None:
-    with pytest.raises(DocumentError, match="no documents to index"):
-        FaissRetriever.from_documents([], DeterministicFakeEmbedding(size=8), k=2)
+def test_metadata_that_the_prompt_shows_is_part_of_the_chunk(documents: list[Document]) -> None:
+    shown = PromptTemplate.from_template("[{source}]\n{page_content}")
+    chunks = BlendPrompt.from_text(format_documents(documents, document_prompt=shown)).chunks
+    assert chunks == [f"[{document.metadata['source']}]\n{document.page_content}" for document in documents]

@@ -106,5 +106,5 @@ def test_a_calls_arguments_are_sorted() -> None:
 def test_a_retriever_needs_one_engine() -> None:
     from langchain_core.runnables import RunnableLambda
 
-    with pytest.raises(ConfigError, match="pass llm= or engine="):
+    with pytest.raises(ConfigError, match="pass it as llm="):
         BlendRetriever(retriever=RunnableLambda(lambda _: []))
