@@ -14,7 +14,7 @@ from typing import Any
 
 from blendrag.adapters.replies import ReplyDelta, ReplyReader, TextReader, ToolCallDelta
 from blendrag.adapters.syntax import tool_syntax
-from blendrag.errors import PromptError
+from blendrag.errors import ConfigError, PromptError
 
 Tool = Mapping[str, Any]
 """`{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}`"""
@@ -76,6 +76,27 @@ def guided(schema: Mapping[str, Any] | None) -> Any:
 
     wanted = {"json_object": True} if schema is None else {"json": dict(schema)}
     return StructuredOutputsParams(**wanted, disable_any_whitespace=True)
+
+
+def answer_form(response_format: Mapping[str, Any] | None) -> Any:
+    """vLLM's parameters for an answer of this form; None for text.
+
+    Args:
+        response_format: `{"type": "json_schema", "json_schema": {"schema": ...}}`, `{"type": "json_object"}` or
+            `{"type": "text"}`, as in OpenAI's API.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    match dict(response_format or {"type": "text"}):
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return guided(None)
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
+            return guided(schema)
+    raise ConfigError(f"response_format is not {response_format!r}: use text, json_object, or "
+                      '{"type": "json_schema", "json_schema": {"schema": {...}}}')
 
 
 def new_call_id() -> str:

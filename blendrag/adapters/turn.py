@@ -8,7 +8,7 @@ from typing import Any
 from blendrag import BlendConfig, BlendOutput, BlendPrompt
 from blendrag.adapters.chat import chat_template_of, reads_tools, render_chat
 from blendrag.adapters.replies import Reply, ReplyDelta
-from blendrag.adapters.tools import Tool, ToolUse, guided, tool_use
+from blendrag.adapters.tools import Tool, ToolUse, answer_form, tool_use
 from blendrag.errors import ConfigError, PromptError
 
 
@@ -59,7 +59,7 @@ class ChatTurn:
         self._use = tool_use(tools, tool_choice, parallel=parallel_tool_calls, template=template, parser=tool_parser,
                              tokenizer=tokenizer)
         self.sampling = dict(self._use.sampling)
-        if (form := _form(response_format)) is not None:
+        if (form := answer_form(response_format)) is not None:
             if "structured_outputs" in self.sampling:
                 raise ConfigError("a tool call that is forced has a form of its own: leave response_format out, or "
                                   'tool_choice at "auto"')
@@ -90,16 +90,3 @@ class ReplyStream:
     def read(self, output: BlendOutput) -> ReplyDelta:
         """What this output adds to those before; its first sample counts."""
         return self._reader.feed(output.text, output.token_ids, output.finished)
-
-
-def _form(response_format: Mapping[str, Any] | None) -> Any:
-    """vLLM's parameters for an answer of this form; None for text."""
-    match dict(response_format or {"type": "text"}):
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return guided(None)
-        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
-            return guided(schema)
-    raise ConfigError(f"response_format is not {response_format!r}: use text, json_object, or "
-                      '{"type": "json_schema", "json_schema": {"schema": {...}}}')
