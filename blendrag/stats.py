@@ -14,13 +14,14 @@ class ChunkStats:
     """One chunk of a prompt.
 
     Attributes:
-        start: its first token's position in the prompt.
+        start: its first token's position in the prompt; -1 for a document that is not in it.
         tokens: its length in tokens.
         reused: stored KV was used for it.
         exact: the stored KV was encoded behind exactly the tokens that precede it here.
         reason: why it was not reused: "not stored", "too short", "damaged", "prefix cached", "not worth a pass" (vLLM's
-            prefix cache left less to compute), "pass failed", "LoRA request", "multimodal request", "prompt embeddings"
-            or "prompt logprobs asked for"; empty where it was.
+            prefix cache left less to compute), "pass failed", "not in the prompt" (a document of which only the text
+            was given), "LoRA request", "multimodal request", "prompt embeddings" or "prompt logprobs asked for"; empty
+            where it was.
     """
 
     start: int

@@ -49,11 +49,13 @@ def request(ids, marks=None):
     return make_request(ids, sampling_params=SamplingParams(max_tokens=4, **transfer))
 
 
-def test_spans_go_before_delimiters():
+def test_spans_and_documents_go_before_delimiters():
     ids = [1, 7, 8, 2, 3, 7, 8, 4]
     assert marks_of(request(ids), D) == Marks([(3, 5)], None)
     assert marks_of(request(ids, {"spans": [[0, 2]]}), D) == Marks([[0, 2]], None)
     assert marks_of(request(ids, {"policy": {"ratio": 0.3}}), D) == Marks([(3, 5)], {"ratio": 0.3})
+    assert marks_of(request(ids, {"documents": ["a"]}), D) == Marks([], None, ["a"])
+    assert marks_of(request(ids, {"documents": ["a"], "spans": [[0, 2]]}), D) == Marks([[0, 2]], None, ["a"])
     assert marks_of(request(ids, False), D) is None
     assert marks_of(request(ids), []) == Marks([], None)
 

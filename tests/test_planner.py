@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,8 +13,10 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 
 from blendrag.config import BlendConfig
+from blendrag.errors import PromptError
 from blendrag.policies import CacheBlend, First, NoRecompute, Query
 from blendrag.runtime.messages import BlendReport, Missing, ModelFacts, Placement
+from blendrag.runtime.planning.locating import DocumentTokens
 from blendrag.runtime.planning.planner import Planner
 from blendrag.stats import BlendStats, ChunkStats
 from blendrag.store import ChunkStore, KVEntry, entry_key, prefix_digest
@@ -152,6 +155,72 @@ def test_a_chunk_of_which_only_the_last_token_is_left_is_not_reused():
     plan = plan_of(planner, [*PREFIX, 7], [(5, 6)])
     assert plan.placements == []
     assert not plan.stats.chunks[0].reused
+
+
+# Documents are marked by their text: their tokens are looked for in the prompt.
+
+
+def plan_with_documents(planner, ids, *documents, spans=()):
+    found = [np.array(document, np.int64) for document in documents]
+    return planner.plan(make_request(list(ids)), spans, documents=found)
+
+
+@pytest.mark.parametrize("match", [True, False])
+def test_documents_are_placed_where_they_stand_in_the_prompt(match):
+    planner = make_planner(match=match)
+    [a] = find(planner, NEUTRAL, A)
+    plan = plan_with_documents(planner, PROMPT, B, A)
+    assert plan.placements == [Placement(5, 25, a, False)]
+    assert [(chunk.start, chunk.tokens, chunk.reason) for chunk in plan.stats.chunks] == [
+        (5, 20, ""), (25, 30, "not stored")]
+    assert plan.missing == [Missing(B, False)]
+
+
+@pytest.mark.parametrize("match", [True, False])
+def test_a_document_is_stored_whole_and_used_without_the_tokens_that_merged_with_others(match):
+    planner = make_planner(match=match)
+    merged = [*PREFIX, 7, *B[2:-1], 8, *QUESTION]
+    assert plan_with_documents(planner, merged, B).missing == [Missing(B, False)]
+    [b] = find(planner, prefix_digest(PREFIX), B)
+    plan = plan_with_documents(planner, merged, B)
+    assert plan.placements == []
+    [b] = find(planner, NEUTRAL, B)
+    plan = plan_with_documents(planner, merged, B)
+    assert plan.placements == [Placement(6, 33, b, False, 2)]
+    assert chunks_of(plan) == [(True, False, "")]
+
+
+def test_a_document_behind_the_very_tokens_it_was_encoded_behind_is_exact(planner):
+    [a] = find(planner, prefix_digest(PREFIX), A)
+    plan = plan_with_documents(planner, PROMPT, A)
+    assert (plan.placements, plan.exact_tokens) == ([Placement(5, 25, a, True)], 25)
+
+
+def test_documents_that_are_not_in_the_prompt_are_told(planner):
+    plan = plan_with_documents(planner, PROMPT, C)
+    assert plan.stats.chunks == [ChunkStats(-1, len(C), reason="not in the prompt")]
+    assert (plan.placements, plan.missing) == ([], [])
+    put(planner, A)
+    plan = plan_with_documents(planner, PROMPT, C, A)
+    assert [(chunk.start, chunk.reused) for chunk in plan.stats.chunks] == [(5, True), (-1, False)]
+    assert plan.question_start == 25
+    assert planner.conclude(plan, BlendReport(reused=20)).chunks_reused == 1
+    assert f'"{plan.stats.chunks[-1].reason}"' in ChunkStats.__doc__
+
+
+def test_spans_and_documents_do_not_overlap(planner):
+    put(planner, A)
+    plan = plan_with_documents(planner, PROMPT, A, B, spans=[SPAN_A])
+    assert [(chunk.start, chunk.reused) for chunk in plan.stats.chunks] == [(5, True), (25, False), (-1, False)]
+
+
+def test_documents_that_make_no_sense_end_in_a_full_prefill_not_in_an_error(planner):
+    def broken():
+        yield np.array(A)
+        raise PromptError("no text")
+
+    assert planner.plan(make_request(PROMPT), documents=broken()) is None
+    assert planner.plan(make_request(PROMPT), documents=DocumentTokens(None)(7)) is None
 
 
 # Without marks, chunks are found by their tokens.

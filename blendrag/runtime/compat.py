@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import vllm.logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -37,6 +38,21 @@ def in_one_process(vllm_config: VllmConfig) -> bool:
     return bool(vllm_config.parallel_config.distributed_executor_backend == "uni")
 
 
+def count_cached(prefill_stats: Any, tokens: int) -> None:
+    """Corrects a request's count of prompt tokens that were not computed, before vLLM sends it on.
+
+    vLLM takes all that a connector claims for cached, the rows that a blend pass computed included.  Its own cache's
+    share of a prompt counts as far as the pass had that stored too: what it had not, it computed once more.
+
+    Args:
+        prefill_stats: a request's `PrefillStats`; None where vLLM does not count.
+        tokens: prompt tokens whose stored KV was used as it is.
+    """
+    if prefill_stats is not None:
+        local = min(prefill_stats.num_local_cached_tokens, tokens)
+        prefill_stats.set(prefill_stats.num_prompt_tokens, local, tokens - local)
+
+
 def busy(engine: Any) -> bool:
     """Whether an `LLMEngine` in this process has anything to do: requests, or work of its connector."""
     return bool(engine.has_unfinished_requests() or engine.engine_core.engine_core.scheduler.has_requests())
@@ -56,6 +72,13 @@ def output_handler(llm: Any) -> Any:
 def end_requests(llm: Any) -> None:
     """Makes every request of an `AsyncLLM` raise `EngineDeadError` where it is waited for."""
     llm.output_processor.propagate_error(EngineDeadError())
+
+
+def set_up_logging(args: Any) -> None:
+    """Logs as the options of a `vllm serve` say, where it has such options (not in 0.26)."""
+    set_up = getattr(vllm.logger, "configure_logging_from_args", None)
+    if set_up is not None:
+        set_up(args)
 
 
 def spare_llvmlite() -> None:

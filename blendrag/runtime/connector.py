@@ -20,11 +20,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.platforms import current_platform
 
 from blendrag.config import BlendConfig
-from blendrag.runtime.compat import hash_block_size, in_one_process, load_tokenizer
+from blendrag.runtime.compat import count_cached, hash_block_size, in_one_process, load_tokenizer
 from blendrag.runtime.engine.scratch import Scratch, scratch_path
 from blendrag.runtime.messages import BlendJob, BlendMetadata, BlendReport, BlendReports, ModelFacts
 from blendrag.runtime.passes.blender import Blender
 from blendrag.runtime.passes.encoder import Encoder
+from blendrag.runtime.planning.locating import DocumentTokens
 from blendrag.runtime.planning.marks import MARKS, delimiter_in, marks_of
 from blendrag.runtime.planning.placing import Plan
 from blendrag.runtime.planning.planner import Planner
@@ -75,9 +76,11 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         self.encoder: Encoder | None = None
         self._delimiter_ids: list[int] = []
         self._sink_ids: list[int] = []
+        tokens: SegmentTokenizer | None = None
         if role is KVConnectorRole.SCHEDULER and (tokenizer := load_tokenizer(vllm_config.model_config)) is not None:
             tokens = SegmentTokenizer(tokenizer)
             self._delimiter_ids, self._sink_ids = delimiter_in(tokens, self.config.delimiter), tokens.sink_ids
+        self._document_ids = DocumentTokens(tokens)
         self._block_pool: BlockPool | None = None
         self._plans: dict[str, Plan] = {}
         self._jobs: list[BlendJob] = []
@@ -101,7 +104,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         marks = marks_of(request, self._delimiter_ids)
         if marks is None:
             return
-        plan = self.planner.plan(request, marks.spans, marks.policy)
+        plan = self.planner.plan(request, marks.spans, marks.policy, self._document_ids(marks.documents))
         if plan is None:
             return
         self._plans[request.request_id] = plan
@@ -132,6 +135,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         plan = self._plans.get(request.request_id)
         if plan is None or num_external_tokens == 0:
             return
+        plan.prefill = request.prefill_stats
         self._jobs.append(BlendJob(
             request_id=request.request_id, token_ids=plan.ids[:-1], placements=plan.placements,
             question_start=plan.question_start, policy=plan.policy.settings(),
@@ -159,10 +163,12 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
                 continue  # the statistics are of the first time
             if request_id in self._plans:
                 self._reports[request_id] = report
+                count_cached(self._plans[request_id].prefill, report.reused)
             elif request_id in self._pending:
                 # The request finished in this very step: complete what was handed out.
                 plan, handed_out = self._pending[request_id]
                 handed_out[MARKS] = self.planner.conclude(plan, report).to_dict()
+                count_cached(plan.prefill, report.reused)
         self._pending.clear()
 
     def request_finished_all_groups(

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,11 @@ def _check(config: BlendConfig, engine_args: dict[str, Any]) -> None:
     reserved = {"kv_transfer_config", "worker_cls"} & set(engine_args)
     if reserved:
         raise ModelError(f"{', '.join(sorted(reserved))} is set by blendrag: leave it out")
+    check_store(config)
+
+
+def check_store(config: BlendConfig) -> None:
+    """Opens the store's folder once; StoreError where that fails."""
     if config.store_path is not None:
         open_store(config.store_path, disk_bytes=config.disk_bytes).close()
 
@@ -94,7 +99,8 @@ def _configure(kind: Any, model: str, config: BlendConfig, engine_args: dict[str
     from blendrag.runtime.model.blend_model import refuse_by_config
 
     connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
-    args = kind(model=model, worker_cls=WORKER, kv_transfer_config=connector, **_memory(engine_args), **engine_args)
+    args = kind(model=model, worker_cls=WORKER, kv_transfer_config=connector, **moderate_memory(engine_args),
+                **engine_args)
     vllm_config = args.create_engine_config()
     refuse_by_config(vllm_config)
     return vllm_config, args
@@ -134,14 +140,15 @@ def _unexplained(model: str) -> str:
     return f"vLLM cannot start {model!r} (its process ended before it said why): look at its log, on standard error"
 
 
-def _memory(engine_args: dict[str, Any]) -> dict[str, int]:
+def moderate_memory(engine_args: Collection[str]) -> dict[str, int]:
     """A moderate paged cache on the CPU, where vLLM would take nearly all of the machine's memory, used or not.
 
-    A user's own setting, of any of the names that vLLM knows, stands.
+    Args:
+        engine_args: names of those that a user has set; one that sizes the cache stands.
     """
     from vllm.platforms import current_platform
 
-    chosen = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"} & set(engine_args)
+    chosen = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}.intersection(engine_args)
     if chosen or not current_platform.is_cpu() or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
         return {}
     return {"kv_cache_memory_bytes": min(4 * 2**30, psutil.virtual_memory().available // 4)}

@@ -1,10 +1,10 @@
-"""What a request says about its chunks: spans of tokens, a delimiter in its text, or nothing at all."""
+"""What a request says about its chunks: spans of tokens, documents, a delimiter in its text, or nothing at all."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +20,19 @@ _NEIGHBOURS = ("a", ".", "\n", " a", "7")
 MARKS = "blend"
 """Key of `kv_transfer_params` under which a request's marks travel in and its statistics travel out.
 
-In: `{"spans": [[start, end], ...], "policy": settings}`, both optional, or False for a plain full prefill.
+In: `{"spans": [[start, end], ...], "documents": [text, ...], "policy": settings}`, all optional, or False for a plain
+full prefill.
 Out: `BlendStats.to_dict()`.
 """
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Spans `[start, end)` of chunks in token ids, and policy settings; both as the client sent them."""
+    """Spans `[start, end)` of chunks in token ids, policy settings, texts of chunks; all as the client sent them."""
 
     spans: Any
     policy: Any
+    documents: Any = field(default_factory=list)
 
 
 def marks_of(request: Request, delimiter_ids: Sequence[int]) -> Marks | None:
@@ -38,15 +40,15 @@ def marks_of(request: Request, delimiter_ids: Sequence[int]) -> Marks | None:
 
     Args:
         delimiter_ids: tokens of the delimiter, which stands between chunks in the prompts of clients that send
-            text and give no spans.
+            text and give neither spans nor documents.
     """
     given = (request.kv_transfer_params or {}).get(MARKS)
     if given is False:
         return None
-    if isinstance(given, dict) and given.get("spans"):
-        return Marks(given["spans"], given.get("policy"))
-    spans = delimited(request.prompt_token_ids or [], delimiter_ids)
-    return Marks(spans, given.get("policy") if isinstance(given, dict) else None)
+    said = given if isinstance(given, dict) else {}
+    if said.get("spans") or said.get("documents"):
+        return Marks(said.get("spans") or [], said.get("policy"), said.get("documents") or [])
+    return Marks(delimited(request.prompt_token_ids or [], delimiter_ids), said.get("policy"))
 
 
 def delimiter_in(tokens: SegmentTokenizer, delimiter: str) -> list[int]:

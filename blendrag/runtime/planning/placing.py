@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from blendrag.policies import Policy
 from blendrag.runtime.messages import Missing, Placement
+from blendrag.runtime.planning.locating import Marked
 from blendrag.runtime.planning.lookup import Lookup
 from blendrag.stats import BlendStats, ChunkStats
 from blendrag.store import prefix_digest
@@ -16,8 +17,6 @@ from blendrag.store.keys import NEUTRAL, PrefixHasher
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-Span = tuple[int, int]
 
 
 @dataclass
@@ -30,6 +29,7 @@ class Plan:
         missing: what would be of use another time and is not stored: the marked chunks, and a prefix that was seen
             before.
         declined: vLLM's prefix cache left less to compute than a blend pass would have.
+        prefill: vLLM's own count of the prompt tokens it need not compute, once a pass is under way.
     """
 
     policy: Policy
@@ -42,6 +42,7 @@ class Plan:
     exact_tokens: int = 0
     salt: bytes = b""
     declined: bool = False
+    prefill: Any = None
 
 
 class Placing:
@@ -51,7 +52,7 @@ class Placing:
     this prompt's own prefix, the tokens before its first chunk; the neutral variant serves any prompt.
     """
 
-    def __init__(self, lookup: Lookup, ids: npt.NDArray[np.int64], marked: list[Span]) -> None:
+    def __init__(self, lookup: Lookup, ids: npt.NDArray[np.int64], marked: list[Marked]) -> None:
         self.lookup = lookup
         self.ids = ids
         self.limit = len(ids) - 1  # the last token is vLLM's
@@ -63,12 +64,11 @@ class Placing:
 
     def place(self, plan: Plan) -> None:
         first = self._first()
-        wanted = {span: self._variants(span, first) for span in self.marked}
+        wanted = [self._variants(mark, first) for mark in self.marked]
+        matched = [[match.variants[digest] for digest in self._fitting(match.start, first, match.offset)
+                    if digest in match.variants] for match in self.matches]
         prefix_key = self.lookup.key(prefix_digest(()), self.ids[:first])
-        for match in self.matches:
-            known = [match.variants[d] for d in self._fitting(match.start, first, match.offset) if d in match.variants]
-            wanted.setdefault((match.start, match.end), known)
-        present = self.lookup.present([prefix_key, *(key for keys in wanted.values() for key in keys)])
+        present = self.lookup.present([prefix_key, *(key for keys in [*wanted, *matched] for key in keys)])
         if first and prefix_key in present:
             plan.placements.append(Placement(0, min(first, self.limit), prefix_key, exact=True))
         elif first >= self.lookup.config.min_chunk_tokens and self.lookup.seen(prefix_key):
@@ -76,16 +76,16 @@ class Placing:
         taken = np.zeros(len(self.ids), bool)
         taken[:first] = True
         found: list[tuple[ChunkStats, str]] = []
-        for span in self.marked:
-            key = next((key for key in wanted[span] if key in present), "")
-            chunk = self._marked_chunk(plan, span, key)
+        for mark, keys in zip(self.marked, wanted, strict=True):
+            key = next((key for key in keys if key in present), "")
+            chunk = self._marked_chunk(plan, mark, key)
             if chunk.reused:
-                chunk.exact = key == wanted[span][0]
-                taken[span[0] : span[1]] = True
-                plan.placements.append(Placement(span[0], min(span[1], self.limit), key, chunk.exact))
+                chunk.exact = mark.offset == 0 and key == keys[0]
+                taken[mark.start : mark.end] = True
+                plan.placements.append(Placement(mark.start, min(mark.end, self.limit), key, chunk.exact, mark.offset))
             found.append((chunk, key))
-        for match in self.matches:
-            key = next((key for key in wanted[match.start, match.end] if key in present), "")
+        for match, keys in zip(self.matches, matched, strict=True):
+            key = next((key for key in keys if key in present), "")
             if key and not taken[match.start : match.end].any():
                 exact = match.offset == 0 and key == match.variants.get(self._digest(match.start))
                 found.append((ChunkStats(match.start, match.end - match.start, reused=True, exact=exact), key))
@@ -97,31 +97,30 @@ class Placing:
 
     def _first(self) -> int:
         """Where the first chunk begins: what stands before it is this prompt's prefix."""
-        starts = [span[0] for span in self.marked[:1]]
+        starts = [mark.start for mark in self.marked[:1]]
         for match in self.matches:
             if NEUTRAL in match.variants or self._digest(match.start) in match.variants:
                 starts.append(match.start)
                 break
         return min(starts, default=0)
 
-    def _variants(self, span: Span, first: int) -> list[str]:
-        """The keys that would serve a marked chunk, the best first; the first one is exact."""
-        ids = self.ids[span[0] : span[1]]
-        return [self.lookup.key(digest, ids) for digest in self._fitting(span[0], first)]
+    def _variants(self, mark: Marked, first: int) -> list[str]:
+        """The keys that would serve a marked chunk, the best first; that of a whole one is exact."""
+        return [self.lookup.key(digest, mark.ids) for digest in self._fitting(mark.start, first, mark.offset)]
 
     def _fitting(self, start: int, first: int, offset: int = 0) -> list[bytes]:
         """Digests of the prefixes that a chunk at `start` may have been encoded behind, the best first."""
-        behind = {first, self.marked[0][0]} if self.marked else {first}
+        behind = {first, self.marked[0].start} if self.marked else {first}
         places = ([start] if offset == 0 else []) + sorted(behind - {start})
         return [*map(self._digest, places), NEUTRAL]
 
-    def _marked_chunk(self, plan: Plan, span: Span, key: str) -> ChunkStats:
-        chunk = ChunkStats(span[0], span[1] - span[0])
-        if chunk.tokens < self.lookup.config.min_chunk_tokens or span[0] == self.limit:
+    def _marked_chunk(self, plan: Plan, mark: Marked, key: str) -> ChunkStats:
+        chunk = ChunkStats(mark.start, mark.end - mark.start)
+        if chunk.tokens < self.lookup.config.min_chunk_tokens or mark.start == self.limit:
             chunk.reason = "too short"
         elif not key:
             chunk.reason = "not stored"
-            plan.missing.append(Missing(self.ids[span[0] : span[1]].tolist(), is_prefix=False))
+            plan.missing.append(Missing(mark.ids.tolist(), is_prefix=False))
         else:
             chunk.reused = True
         return chunk

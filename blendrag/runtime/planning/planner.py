@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,12 @@ import numpy as np
 from blake3 import blake3
 
 from blendrag.config import BlendConfig
-from blendrag.errors import ConfigError
+from blendrag.errors import ConfigError, PromptError
 from blendrag.policies import Full
 from blendrag.runtime.messages import BlendReport, Placement
+from blendrag.runtime.planning.locating import Marked, Span, locate
 from blendrag.runtime.planning.lookup import Lookup
-from blendrag.runtime.planning.placing import Placing, Plan, Span
+from blendrag.runtime.planning.placing import Placing, Plan
 from blendrag.stats import PREFIX_CACHED, BlendStats, ChunkStats
 from blendrag.store import ChunkStore
 
@@ -39,36 +40,45 @@ class Planner:
         self.lookup = Lookup(config, store)
 
     def plan(self, request: Request, spans: Sequence[Sequence[int]] = (),
-             policy: Mapping[str, Any] | None = None) -> Plan | None:
+             policy: Mapping[str, Any] | None = None,
+             documents: Iterable[npt.NDArray[np.int64]] = ()) -> Plan | None:
         """The plan of a request; None for one that has nothing to do with chunks.
 
         Args:
             spans: `[start, end)` of each chunk that the prompt marks.  Stored chunks elsewhere in the prompt
                 are found by their tokens.
             policy: settings for this request.
+            documents: token ids of chunks that stand somewhere in the prompt.
         """
         # `array` takes a list in half the time that numpy needs.
         ids = np.frombuffer(array("q", request.prompt_token_ids or []), np.int64)
         try:
             chosen = self.config.make_policy(**(policy or {}))
-            marked = _clean_spans(spans, len(ids))
-        except (AttributeError, TypeError, ValueError, OverflowError, ConfigError) as error:
+            clean = _clean_spans(spans, len(ids))
+            located, lost = locate(ids, documents, clean)
+        except (AttributeError, TypeError, ValueError, OverflowError, ConfigError, PromptError) as error:
             # Marks come from clients, and this runs on the scheduler's thread.
             logger.warning("request %s has marks that make no sense, prefilling in full: %s", request.request_id, error)
             return None
+        marked = sorted([*(Marked(start, end, ids[start:end]) for start, end in clean), *located],
+                        key=lambda mark: mark.start)
+        absent = [ChunkStats(-1, tokens, reason="not in the prompt") for tokens in lost]
         plan = Plan(chosen, BlendStats(policy=chosen.name, prompt_tokens=len(ids)), ids)
         if reason := _refusal(request):
-            plan.stats.chunks = [ChunkStats(start, end - start, reason=reason) for start, end in marked]
-            return plan if marked else None
+            refused = [ChunkStats(mark.start, mark.end - mark.start, reason=reason) for mark in marked]
+            plan.stats.chunks = refused + absent
+            return plan if plan.stats.chunks else None
         Placing(self.lookup, ids, marked).place(plan)
         if not plan.stats.chunks:
-            return None
+            plan.stats.chunks = absent
+            return plan if absent else None
         plan.question_start = _question_start(plan.stats.chunks[-1], len(ids))
         if any(chunk.reused for chunk in plan.stats.chunks):
             plan.exact_tokens = _exact_tokens(plan.placements)
             plan.salt = self._salt(plan, ids)
         else:
             plan.placements.clear()
+        plan.stats.chunks += absent
         return plan
 
     def worth(self, plan: Plan, computed: int) -> bool:
