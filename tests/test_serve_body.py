@@ -18,15 +18,21 @@ def chat(*contents, config=CONFIG, **fields):
     """The body after rewriting, and its documents; contents are those of a system and then of user messages."""
     roles = ["system", *["user"] * len(contents)] if len(contents) > 1 else ["user"]
     messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
-    body = {"messages": messages} | copy.deepcopy(fields)
-    rewrite_chat(body, config)
+    body = {"messages": messages} | fields
+    rewritten(rewrite_chat, body, config)
     return [message["content"] for message in messages], named(body), body
 
 
 def completion(prompt, config=CONFIG, **fields):
     body = {"prompt": prompt} | fields
-    rewrite_completion(body, config)
+    rewritten(rewrite_completion, body, config)
     return body["prompt"], named(body), body
+
+
+def rewritten(rewrite, body, config):
+    """What is not said to be changed goes on as the bytes that came."""
+    before = copy.deepcopy(body)
+    assert rewrite(body, config) or body == before
 
 
 def named(body):
@@ -145,3 +151,8 @@ def test_documents_need_a_place():
 
 def test_a_delimiter_alone_is_no_document():
     assert chat(f"Who{DELIMITER} built it?")[:2] == (["Who built it?"], [])
+    assert completion(f"Who{DELIMITER} built it?")[:2] == ("Who built it?", [])
+
+
+def test_a_blank_document_is_none():
+    assert chat("Who?", documents=["", " \n"]) == (["Who?"], [], {"messages": [{"role": "user", "content": "Who?"}]})

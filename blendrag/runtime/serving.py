@@ -34,7 +34,8 @@ def arguments(model: str, config: BlendConfig, options: Sequence[str] = (), **en
     connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
     ours = ["--kv-transfer-config", json.dumps(connector), "--worker-cls", WORKER, "--middleware", MIDDLEWARE,
             "--enable-prompt-tokens-details"]
-    suited = {"shutdown_timeout": _SHUTDOWN_S} | engine_args | moderate_memory({option.removeprefix("--").replace("-", "_") for option in given})
+    names = [option.removeprefix("--").replace("-", "_") for option in given]
+    suited = {"shutdown_timeout": _SHUTDOWN_S} | engine_args | moderate_memory(names)
     for name, value in suited.items():
         ours += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return [model, *ours, *options]

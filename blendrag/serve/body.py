@@ -11,8 +11,8 @@ from typing import Any
 from blendrag.config import BlendConfig
 from blendrag.errors import PromptError
 from blendrag.prompt import BlendPrompt
+from blendrag.runtime.planning.marks import MARKS
 
-MARKS = "blend"
 SEPARATOR = "\n\n"
 """Stands between documents that a server places, and between the last of them and the text behind it."""
 
@@ -38,10 +38,12 @@ def rewrite_chat(body: dict[str, Any], config: BlendConfig) -> bool:
     slots = [slot for message in messages if isinstance(message, dict) for slot in _texts(message, "content")]
     marked = _take_marks(slots, config)
     texts, mappings = _documents(body)
-    if texts:
+    if texts is not None:
         del body["documents"]
         _place(_missing(texts, slots), messages)
-    return _name(body, marked, [*texts, *(mapping.get("text") or mapping.get("content") for mapping in mappings)])
+    read = [mapping.get("text") or mapping.get("content") for mapping in mappings]
+    _name(body, marked or [], [*(texts or []), *(text for text in read if isinstance(text, str))])
+    return marked is not None or texts is not None or bool(mappings)
 
 
 def rewrite_completion(body: dict[str, Any], config: BlendConfig) -> bool:
@@ -56,11 +58,12 @@ def rewrite_completion(body: dict[str, Any], config: BlendConfig) -> bool:
     texts, mappings = _documents(body)
     if mappings:
         raise PromptError("documents of a completion are texts, as no chat template reads them: send a list of strings")
-    if texts:
+    if texts is not None:
         del body["documents"]
         for slot in slots:
             _put(slot, _missing(texts, [slot]))
-    return _name(body, marked, texts)
+    _name(body, marked or [], texts or [])
+    return marked is not None or texts is not None
 
 
 def _texts(holder: dict[str, Any], key: str) -> list[_Slot]:
@@ -77,32 +80,34 @@ def _texts(holder: dict[str, Any], key: str) -> list[_Slot]:
     return slots
 
 
-def _take_marks(slots: Iterable[_Slot], config: BlendConfig) -> list[str]:
-    """The texts between delimiters; the delimiters are removed."""
-    chunks: list[str] = []
+def _take_marks(slots: Iterable[_Slot], config: BlendConfig) -> list[str] | None:
+    """The texts between delimiters, which are removed; None where there are no delimiters."""
+    chunks: list[str] | None = None
     for holder, key in slots:
         if config.delimiter in holder[key]:
             prompt = BlendPrompt.from_text(holder[key], config.delimiter, keep_delimiter=config.keep_delimiter)
             holder[key] = prompt.text
-            chunks += prompt.chunks
+            chunks = (chunks or []) + prompt.chunks
     return chunks
 
 
-def _documents(body: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """The field `documents`, as texts or as mappings."""
+def _documents(body: dict[str, Any]) -> tuple[list[str] | None, list[dict[str, Any]]]:
+    """The field `documents` as texts, each once, or as mappings; None and nothing where it is empty."""
     given = body.get("documents")
     if not isinstance(given, (list, type(None))):
         raise PromptError(f"documents are a list of texts, not {_kind(given)}: send [text, ...]")
-    if given and all(isinstance(document, dict) for document in given):
-        return [], given
-    for document in given or []:
+    if not given:
+        return None, []
+    if all(isinstance(document, dict) for document in given):
+        return None, given
+    for document in given:
         if not isinstance(document, str):
             raise PromptError(f"a document is a text, not {_kind(document)}: send only strings, or only mappings for a "
                               "chat template that reads them")
         if not document.isascii() and any("\ud800" <= letter <= "\udfff" for letter in document):
             raise PromptError("a document holds half of a surrogate pair, which is no character: decode it with "
                               'errors="replace"')
-    return list(dict.fromkeys(document for document in given or [] if document.strip())), []
+    return list(dict.fromkeys(document for document in given if document.strip())), []
 
 
 def _missing(documents: Sequence[str], slots: Sequence[_Slot]) -> list[str]:
@@ -130,13 +135,14 @@ def _place(documents: Sequence[str], messages: list[Any]) -> None:
 
 
 def _put(slot: _Slot, documents: Sequence[str]) -> None:
+    """Puts documents before a text."""
     holder, key = slot
     holder[key] = SEPARATOR.join([*documents, holder[key]])
 
 
-def _name(body: dict[str, Any], marked: list[str], given: Iterable[Any]) -> bool:
+def _name(body: dict[str, Any], marked: list[str], given: list[str]) -> None:
     """Tells the engine which texts are documents, unless the request shall not be blended."""
-    named = marked + [document for document in given if isinstance(document, str) and document not in marked]
+    named = marked + [document for document in given if document not in marked]
     transfer = body.get("kv_transfer_params") or {}
     if named and isinstance(transfer, dict) and transfer.get(MARKS) is not False:
         marks = transfer[MARKS] if isinstance(transfer.get(MARKS), dict) else {}
@@ -144,7 +150,6 @@ def _name(body: dict[str, Any], marked: list[str], given: Iterable[Any]) -> bool
         if not isinstance(known, list):
             raise PromptError(f"documents are a list of texts, not {_kind(known)}: send [text, ...]")
         body["kv_transfer_params"] = transfer | {MARKS: marks | {"documents": known + named}}
-    return bool(named)
 
 
 def _kind(value: Any) -> str:

@@ -1,0 +1,92 @@
+"""`blendrag serve` before anything is loaded: what it makes of options, and what it says of bad ones."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from blendrag import BlendConfig
+from blendrag.cli import app
+from blendrag.cli import serve as command
+from blendrag.errors import ConfigError
+from blendrag.runtime import serving
+
+
+def run(*arguments, **environment):
+    result = CliRunner().invoke(app, ["serve", *arguments], env=environment)
+    return result.exit_code, re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", "", result.output))
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The command lines that vLLM's server would be started with."""
+    found = []
+    monkeypatch.setattr(serving, "serve", lambda arguments: found.append(list(arguments)))
+    monkeypatch.setattr(command, "prepare", lambda verbose: {"enforce_eager": True})
+    return found
+
+
+def settings_in(arguments):
+    return json.loads(arguments[arguments.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
+
+
+def test_help_needs_nothing_but_the_command():
+    code, text = run("--help")
+    assert code == 0
+    for words in ("Usage:", "--store", "--populate", "--policy", "--ratio", "--settings", "`vllm serve`", "documents"):
+        assert words in text
+    assert "Traceback" not in text
+
+
+def test_options_of_ours_become_settings_and_the_rest_goes_to_vllm(started, tmp_path):
+    code, text = run("model", "--port", "8001", "--policy", "first", "-tp", "2", "--store", str(tmp_path / "kv"),
+                     "--ram-bytes", "1GiB", "--max-model-len=4096")
+    assert code == 0, text
+    [arguments] = started
+    assert arguments[0] == "model"
+    assert arguments[-5:] == ["--port", "8001", "-tp", "2", "--max-model-len=4096"]
+    assert "--enable-prompt-tokens-details" in arguments
+    assert "--enforce-eager" in arguments
+    assert arguments[arguments.index("--middleware") + 1] == "blendrag.serve.DocumentsMiddleware"
+    found = BlendConfig(**settings_in(arguments))
+    assert found == BlendConfig(policy="first", store_path=tmp_path / "kv", ram_bytes="1GiB", populate="on_miss")
+
+
+def test_settings_come_from_variables_and_files_too(started, tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("populate: never\npolicy: none\nmin_chunk_tokens: 20\n")
+    run("model", BLENDRAG_POPULATE="never", BLENDRAG_NAMESPACE="team")
+    run("model", "--settings", str(file), "--policy", "first")
+    run("model", BLENDRAG_POPULATE="never", BLENDRAG_POLICY="none")
+    names = "populate", "policy", "namespace", "min_chunk_tokens"
+    assert [[settings_in(arguments)[name] for name in names] for arguments in started] == [
+        ["never", "query", "team", 16], ["never", "first", "default", 20], ["never", "none", "default", 16]]
+
+
+@pytest.mark.parametrize(("arguments", "remedy"), [
+    ([], "name the model first: blendrag serve MODEL"),
+    (["--port", "8001", "model"], "name the model first: blendrag serve MODEL"),
+    (["model", "--policy", "nope"], "choose one of full"),
+    (["model", "--populate", "nope"], "'never' or 'on_miss'"),
+    (["model", "--ratio", "2"], "ratio"),
+    (["model", "--settings", "missing.yaml"], "check the path"),
+    (["model", "--store", "/dev/null/kv"], "/dev/null"),
+    (["model", "--worker-cls", "mine"], "--worker-cls is set by blendrag serve: leave it out"),
+    (["model", "--kv_transfer_config={}"], "--kv-transfer-config is set by blendrag serve: leave it out"),
+    (["model", "--kv-transfer-config.kv_role=kv_both"], "--kv-transfer-config is set by blendrag serve: leave it out"),
+], ids=str)
+def test_what_is_wrong_is_said_before_a_model_is_loaded(started, arguments, remedy):
+    code, text = run(*arguments)
+    assert (code, started) == (1, [])
+    assert text.startswith("error: ")
+    assert remedy in text
+
+
+def test_a_users_own_option_wins():
+    arguments = serving.arguments("model", BlendConfig(), ["--kv_cache_memory_bytes", "1G", "--shutdown-timeout", "0"])
+    assert arguments.index("--shutdown-timeout") < arguments.index("--kv_cache_memory_bytes")
+    assert not {"--kv-cache-memory-bytes"}.intersection(arguments)
+    assert arguments[-2:] == ["--shutdown-timeout", "0"]
+    with pytest.raises(ConfigError):
+        serving.arguments("model", BlendConfig(), ["--worker-cls=mine"])
