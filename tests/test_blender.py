@@ -230,7 +230,7 @@ def test_a_first_check_that_keeps_all_is_none():
 
 
 def test_requests_of_different_policies_are_blended_together_as_one_by_one():
-    policies = [CacheBlend((0.5, 0.2), (1, 3)), CacheBlend(0.3, (1,)), Query(), CacheBlend((0.4, 0.2), (1, 3)),
+    policies = [CacheBlend((0.5, 0.2), (1, 3)), CacheBlend(0.3, (1,)), Query(reach=0), CacheBlend((0.4, 0.2), (1, 3)),
                 First(4), NoRecompute(), Full()]
     model = Model(50)
     prompts = [Prompt(model, seed=seed) for seed in range(len(policies))]

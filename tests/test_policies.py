@@ -101,7 +101,7 @@ def test_an_unknown_setting_is_refused_by_name(kind, setting):
 
 
 def test_a_policy_says_which_settings_it_takes():
-    with pytest.raises(ConfigError, match=r"it takes layers, over_rows, ratio$"):
+    with pytest.raises(ConfigError, match=r"it takes layers, over_rows, ratio, reach$"):
         make_policy({"policy": "query", "x": 1})
     with pytest.raises(ConfigError, match=r"it takes none$"):
         make_policy({"policy": "full", "x": 1})

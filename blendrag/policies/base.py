@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -63,9 +63,15 @@ class Policy(ABC):
 
     A policy is a frozen dataclass: its fields are its settings and its identity.  It sees no
     model; where it needs evidence it asks for it and is given one score per token.
+
+    Attributes:
+        reach: the change of a recomputed token's KV is carried over to those around it that are not recomputed,
+            with a weight that falls to 1/e at this distance, in tokens.  0: they keep their stored KV.
     """
 
     name: ClassVar[str]
+
+    reach: Annotated[float, Field(ge=0)] = field(default=0.0, kw_only=True)
 
     def evidence(self, num_layers: int) -> tuple[Evidence, ...]:
         """What has to be measured, one step after the other; `select` is asked after each.  Empty: nothing."""

@@ -1,10 +1,10 @@
 """Query-aware selection (InfoFlow KV, arXiv 2603.05353): the tokens that the question attends to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from blendrag.policies.base import Attention, Evidence, Layout, Policy, Share, best
 
@@ -23,6 +23,7 @@ class Query(Policy):
         ratio: share of the reused tokens to recompute, 0 to 1.
         layers: `(from, to)` as shares of the depth; attention is measured in these layers.
         over_rows: reduce over the question's tokens by L2 "norm" (InfoFlow's code) or "mean".
+        reach: see `Policy`.
     """
 
     name: ClassVar[str] = "query"
@@ -30,6 +31,7 @@ class Query(Policy):
     ratio: Share = 0.12
     layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.66, 0.8)
     over_rows: Literal["norm", "mean"] = "norm"
+    reach: Annotated[float, Field(ge=0)] = field(default=32.0, kw_only=True)
 
     def evidence(self, num_layers: int) -> tuple[Evidence, ...]:
         first = min(int(self.layers[0] * num_layers), num_layers - 1)

@@ -15,6 +15,7 @@ from blendrag.policies import Attention, Evidence, Full, Layout, Policy, make_po
 from blendrag.runtime.messages import BlendJob, BlendReport
 from blendrag.runtime.model.blend_model import BlendModel
 from blendrag.runtime.passes.context import Context
+from blendrag.runtime.passes.drift import Drift
 from blendrag.runtime.passes.entries import Entries
 from blendrag.runtime.passes.forward import Forward
 from blendrag.runtime.passes.lanes import AttentionLane, BlendLane, DeviationLane
@@ -181,8 +182,9 @@ class Blender:
         work.report.recomputed = int((rows & stored).sum())
         work.report.reused = int(stored.sum()) - work.report.recomputed
         work.report.row_layers += count * len(self.model.layers)
+        drift = Drift(work.layout, rows, work.policy.reach) if work.policy.reach else None
         return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids, work.sparsity,
-                         work.dense_layers)
+                         work.dense_layers, drift)
 
     def _tensor(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(ids).to(self.model.device)

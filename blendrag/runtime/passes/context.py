@@ -16,6 +16,7 @@ from blendrag.store import KVEntry
 if TYPE_CHECKING:
     from blendrag.runtime.passes.device_loader import DeviceLoader
     from blendrag.runtime.passes.device_tier import DeviceTier
+    from blendrag.runtime.passes.drift import Drift
 
 
 class Context:
@@ -70,18 +71,23 @@ class Context:
         else:
             self._retained.setdefault(index, []).append((positions, k.clone(), v.clone()))
 
-    def merged(self, index: int, part: Part, positions: torch.Tensor, k: torch.Tensor,
-               v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def merged(self, index: int, part: Part, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+               drift: Drift | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer with the rows' fresh ones put in, earlier parts' rows included.
 
         Args:
             positions: int64 [rows], of the part's rows.
             k, v: the part's rows, [rows, kv heads, head size].
+            drift: moves stored KV along with that of the rows.
         """
         all_k, all_v = self.layer(index)
         if index in self._earlier:
             before, before_k, before_v = self._earlier[index]
             positions, k, v = torch.cat([before, positions]), torch.cat([before_k, k]), torch.cat([before_v, v])
+        if drift is not None:
+            if not part.last and index in self._kept:  # the parts that follow compare with what is stored, too
+                all_k, all_v = all_k.clone(), all_v.clone()
+            drift.apply(positions, k, v, all_k, all_v, self.model.layers[index].rotation)
         all_k.index_copy_(0, positions, k)
         all_v.index_copy_(0, positions, v)
         if part.last:

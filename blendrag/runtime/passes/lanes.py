@@ -8,6 +8,7 @@ from blendrag.policies import Attention, Deviation
 from blendrag.runtime.model.blend_model import BlendModel, Layer
 from blendrag.runtime.passes.attention import attend, weights
 from blendrag.runtime.passes.context import Context
+from blendrag.runtime.passes.drift import Drift
 from blendrag.runtime.passes.forward import Lane, Part
 from blendrag.runtime.passes.ranks import Ranks
 from blendrag.runtime.passes.rows import Rows
@@ -43,14 +44,17 @@ class BlendLane(_ContextLane):
     Args:
         write_from: the first token that is written.
         dense_layers: number of the first layers in which `sparsity` does not hold.
+        drift: moves what is not recomputed along with what is.
     """
 
     def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor, write_from: int,
-                 block_ids: tuple[list[int], ...], sparsity: Sparsity | None = None, dense_layers: int = 0) -> None:
+                 block_ids: tuple[list[int], ...], sparsity: Sparsity | None = None, dense_layers: int = 0,
+                 drift: Drift | None = None) -> None:
         super().__init__(context, ids, mask)
         self._write_from = write_from
         self._sparsity = sparsity
         self._dense_layers = dense_layers
+        self._drift = drift
         self._slots: dict[int, torch.Tensor] = {}
         for layer in context.model.layers:
             if layer.group not in self._slots:
@@ -58,7 +62,7 @@ class BlendLane(_ContextLane):
 
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
                v: torch.Tensor) -> torch.Tensor | None:
-        all_k, all_v = self.context.merged(index, part, self.positions[part.rows], k, v)
+        all_k, all_v = self.context.merged(index, part, self.positions[part.rows], k, v, self._drift)
         if part.last:
             layer.impl.do_kv_cache_update(layer.attention, all_k[self._write_from :], all_v[self._write_from :],
                                           layer.attention.kv_cache, self._slots[layer.group])
