@@ -4,7 +4,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 
 # What mypy checks: blendrag, and of each integration the package that is marked as typed.
-PACKAGES := blendrag $(patsubst %/py.typed,%,$(wildcard integrations/*/*/py.typed integrations/*/*/*/*/py.typed))
+PACKAGES := blendrag $(patsubst %/py.typed,%,$(wildcard integrations/*/*/py.typed integrations/*/*/*/*/py.typed \
+    integrations/*/*/*/*/*/py.typed))
 empty :=
 MYPYPATH := .$(subst $(empty) ,,$(addprefix :,$(wildcard integrations/*)))
 

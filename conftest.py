@@ -15,6 +15,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker's engine has a core to it
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(_core)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is first imported

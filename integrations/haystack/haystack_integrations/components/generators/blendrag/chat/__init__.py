@@ -1,0 +1,1 @@
+"""The chat generator, and what it translates."""

@@ -1,0 +1,22 @@
+"""The example that the README points to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "haystack_rag.py"
+
+
+def test_the_example_reuses_what_it_indexed(tmp_path: Path) -> None:
+    """In a process of its own, as its engine is one of its own."""
+    text = "The heron stands still in shallow water and waits for fish. It flies slowly, with its neck drawn in. " * 8
+    (tmp_path / "heron.md").write_text(text)
+    done = subprocess.run([sys.executable, str(EXAMPLE), str(tmp_path), "What does the heron eat?"],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone, blended = done.stdout.split("Blended:")
+    assert "What does the heron eat? (from 2 documents)" in alone
+    assert ", 0 of 0 chunks reused, 100% of the rows computed" in alone
+    assert "2 of 2 chunks reused" in blended
