@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from blendrag.errors import ConfigError
-from blendrag.policies.base import Attention, Deviation, Evidence, Layout, Policy, Share
+from blendrag.policies.base import Attention, Deviation, Evidence, Layout, Policy, Selective, Share
 from blendrag.policies.cacheblend import CacheBlend
 from blendrag.policies.first import First
 from blendrag.policies.full import Full
@@ -20,7 +20,7 @@ from blendrag.policies.query import Query
 POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Full, NoRecompute, First, CacheBlend, Query)}
 
 __all__ = ["POLICIES", "Attention", "CacheBlend", "Deviation", "Evidence", "First", "Full", "Layout", "NoRecompute",
-           "Policy", "Query", "Share", "explain", "make_policy"]
+           "Policy", "Query", "Selective", "Share", "explain", "make_policy"]
 
 
 def make_policy(spec: str | Policy | Mapping[str, Any]) -> Policy:

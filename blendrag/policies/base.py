@@ -12,6 +12,9 @@ from pydantic import Field
 Share = Annotated[float, Field(ge=0, le=1)]
 """A share of something, 0 to 1."""
 
+Reach = Annotated[float, Field(ge=0)]
+"""A distance in tokens."""
+
 
 @dataclass(frozen=True)
 class Deviation:
@@ -63,15 +66,9 @@ class Policy(ABC):
 
     A policy is a frozen dataclass: its fields are its settings and its identity.  It sees no
     model; where it needs evidence it asks for it and is given one score per token.
-
-    Attributes:
-        reach: the change of a recomputed token's KV is carried over to those around it that are not recomputed,
-            with a weight that falls to 1/e at this distance, in tokens.  0: they keep their stored KV.
     """
 
     name: ClassVar[str]
-
-    reach: Annotated[float, Field(ge=0)] = field(default=0.0, kw_only=True)
 
     def evidence(self, num_layers: int) -> tuple[Evidence, ...]:
         """What has to be measured, one step after the other; `select` is asked after each.  Empty: nothing."""
@@ -95,6 +92,18 @@ class Policy(ABC):
     def settings(self) -> dict[str, Any]:
         """`{"policy": name, setting: value, ...}`, which `make_policy` turns back into the policy."""
         return {"policy": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Selective(Policy):
+    """A policy that recomputes some tokens, along with which the others may be moved.
+
+    Attributes:
+        reach: the change of a recomputed token's KV is carried over to those around it that are not recomputed,
+            with a weight that falls to 1/e at this distance, in tokens.  0: they keep their stored KV.
+    """
+
+    reach: Reach = field(default=0.0, kw_only=True)
 
 
 def best(layout: Layout, scores: torch.Tensor, ratio: float) -> torch.Tensor:

@@ -8,13 +8,13 @@ import torch
 from pydantic import Field
 
 from blendrag.errors import ConfigError
-from blendrag.policies.base import Deviation, Evidence, Layout, Policy, Share, best
+from blendrag.policies.base import Deviation, Evidence, Layout, Selective, Share, best
 
 LayerIndex = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
-class CacheBlend(Policy):
+class CacheBlend(Selective):
     """Computes all rows up to the check layer and keeps those with the largest deviation.
 
     With several check layers it is the paper's gradual filtering: the rows kept at one are computed up to the

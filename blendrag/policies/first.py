@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from blendrag.policies.base import Layout, Policy
+from blendrag.policies.base import Layout, Selective
 
 
 @dataclass(frozen=True)
-class First(Policy):
+class First(Selective):
     """Recomputes the first `tokens` tokens of each chunk, where its attention sinks are.
 
     Needs no evidence, so the rows are known before anything is loaded.

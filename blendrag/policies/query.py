@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
-from blendrag.policies.base import Attention, Evidence, Layout, Policy, Share, best
+from blendrag.policies.base import Attention, Evidence, Layout, Reach, Selective, Share, best
 
 
 def _ascending(layers: tuple[float, float]) -> tuple[float, float]:
@@ -16,14 +16,14 @@ def _ascending(layers: tuple[float, float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Query(Policy):
+class Query(Selective):
     """Runs the question over the stored context and recomputes what it looks at.
 
     Attributes:
         ratio: share of the reused tokens to recompute, 0 to 1.
         layers: `(from, to)` as shares of the depth; attention is measured in these layers.
         over_rows: reduce over the question's tokens by L2 "norm" (InfoFlow's code) or "mean".
-        reach: see `Policy`.
+        reach: see `Selective`.
     """
 
     name: ClassVar[str] = "query"
@@ -31,7 +31,7 @@ class Query(Policy):
     ratio: Share = 0.12
     layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.66, 0.8)
     over_rows: Literal["norm", "mean"] = "norm"
-    reach: Annotated[float, Field(ge=0)] = field(default=32.0, kw_only=True)
+    reach: Reach = field(default=32.0, kw_only=True)
 
     def evidence(self, num_layers: int) -> tuple[Evidence, ...]:
         first = min(int(self.layers[0] * num_layers), num_layers - 1)

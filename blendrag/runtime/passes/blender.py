@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendrag.policies import Attention, Evidence, Full, Layout, Policy, make_policy
+from blendrag.policies import Attention, Evidence, Full, Layout, Policy, Selective, make_policy
 from blendrag.runtime.messages import BlendJob, BlendReport
 from blendrag.runtime.model.blend_model import BlendModel
 from blendrag.runtime.passes.context import Context
@@ -182,7 +182,8 @@ class Blender:
         work.report.recomputed = int((rows & stored).sum())
         work.report.reused = int(stored.sum()) - work.report.recomputed
         work.report.row_layers += count * len(self.model.layers)
-        drift = Drift(work.layout, rows, work.policy.reach) if work.policy.reach else None
+        reach = work.policy.reach if isinstance(work.policy, Selective) else 0
+        drift = Drift(work.layout, rows, reach) if reach else None
         return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids, work.sparsity,
                          work.dense_layers, drift)
 
