@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 from blendrag import BlendEngine, BlendPrompt, EncodedChunk
-from blendrag.adapters.storing import store_chunks
-from blendrag.errors import ConfigError, StoreError
+from blendrag.adapters import forget_chunks, store_chunks
+from blendrag.errors import ConfigError
 from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_blendrag._settings import EngineSettings
 from langchain_blendrag.documents import document_text
-
-logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (documents done, documents in all)."""
@@ -74,7 +71,4 @@ class DocumentKV:
 
     def forget(self, texts: Sequence[str]) -> None:
         """Deletes the stored KV of these texts."""
-        try:
-            self.engine.forget(texts, self.prefix)
-        except StoreError as error:
-            logger.warning("the KV of %d deleted documents is still stored: %s", len(texts), error)
+        forget_chunks(self.engine, texts, self.prefix)

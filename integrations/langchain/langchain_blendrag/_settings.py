@@ -7,13 +7,13 @@ from os import PathLike
 from typing import Any, Self
 
 from blendrag import BlendConfig, BlendEngine, BlendPrompt
-from blendrag.adapters import Call, shared_engine, split_arguments
+from blendrag.adapters import Call, lend_engine, shared_engine, split_arguments
 from blendrag.errors import ConfigError
 from langchain_core.language_models import LangSmithParams
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "min_p", "stop", "seed", "n", "presence_penalty",
-            "frequency_penalty", "repetition_penalty")
+            "frequency_penalty", "repetition_penalty", "logprobs")
 OF_HOSTED_MODELS = {"api_key", "base_url", "timeout", "max_retries"}
 OF_LANGCHAIN = {"stream"}
 
@@ -61,6 +61,11 @@ class EngineSettings(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+
+    logprobs: bool | int | None = None
+    """Log probabilities of the answer's tokens: True, with `top_logprobs` of the likeliest ones at each place."""
+
+    top_logprobs: int | None = None
 
     sampling_args: dict[str, Any] = Field(default_factory=dict)
     """Further fields of vLLM's `SamplingParams`, such as `bad_words` or `min_tokens`."""
@@ -143,7 +148,11 @@ class EngineSettings(BaseModel):
     def _call(self, arguments: Mapping[str, Any], stop: Sequence[str] | None) -> Call:
         defaults = {name: getattr(self, name) for name in SAMPLING} | self.sampling_args
         given = {name: value for name, value in arguments.items() if name not in OF_LANGCHAIN}
-        return split_arguments(defaults, given, stop)
+        likeliest = given.pop("top_logprobs", self.top_logprobs) or 0
+        wanted = given.pop("logprobs", defaults["logprobs"])
+        if isinstance(wanted, bool):  # as in OpenAI's chat API; a number is vLLM's own form
+            wanted = likeliest if wanted else None
+        return split_arguments(defaults | {"logprobs": wanted}, given, stop)
 
     def _identity(self) -> dict[str, Any]:
         """Everything that decides what the model answers: caches compare it."""
@@ -151,7 +160,7 @@ class EngineSettings(BaseModel):
             "model": self.model,
             "config": self._config_values(),
             "engine_args": self.engine_args,
-            **{name: getattr(self, name) for name in SAMPLING},
+            **{name: getattr(self, name) for name in (*SAMPLING, "top_logprobs")},
             "sampling_args": self.sampling_args,
         }
 
@@ -166,4 +175,5 @@ def _of_engine(engine: BlendEngine, values: Mapping[str, Any]) -> dict[str, Any]
         if given and given != value:
             raise ConfigError(f"{name} differs from that of the engine ({given!r}, not {value!r}): leave it out, or "
                               "leave engine out and have another one made")
+    lend_engine(engine)
     return own

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from blendrag import BlendOutput, BlendPrompt
-from blendrag.adapters import gather, has_chat_template, iterate, usage_of
+from blendrag.adapters import gather, has_chat_template, iterate, render_chat, usage_of
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseLLM, LanguageModelInput
 from langchain_core.messages import BaseMessage
@@ -18,9 +19,11 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import RunnableConfig
 
-from langchain_blendrag._messages import chat_text
-from langchain_blendrag._results import generation_info
+from langchain_blendrag._messages import openai_messages
+from langchain_blendrag._results import generation_info, logprobs_info
 from langchain_blendrag._settings import EngineSettings
+
+logger = logging.getLogger(__name__)
 
 _arguments: ContextVar[Mapping[str, Any]] = ContextVar("arguments")
 """Arguments of the call that runs: LangChain leaves them out of its cache's key unless they identify the model."""
@@ -40,7 +43,7 @@ class BlendLLM(EngineSettings, BaseLLM):
         'Paris is the capital of France.'
 
     Text is completed as it is.  Messages, such as a `ChatPromptTemplate` makes, go through the model's chat template
-    where it has one; `chat_template=None` turns that off.
+    where it has one; `chat_template=None` turns that off.  (The log says so at level INFO when it happens first.)
 
     A call takes any sampling parameter of vLLM's, and `blend=False`, `policy`, `ratio` and the policy's own settings:
     `llm.invoke(text, policy="full", max_tokens=20)`.
@@ -69,7 +72,9 @@ class BlendLLM(EngineSettings, BaseLLM):
         if template == "auto" and not has_chat_template(self.engine.tokenizer):
             return value
         messages = value.to_messages()
-        text = chat_text(self, messages, None if template == "auto" else template, {})
+        if template == "auto":
+            _tell_once(self.model)
+        text = render_chat(self.engine.tokenizer, openai_messages(messages), None if template == "auto" else template)
         return _RenderedPrompt(messages=messages, text=_RenderedText(text))
 
     def generate_prompt(self, prompts: list[PromptValue], *args: Any, **kwargs: Any) -> LLMResult:
@@ -130,11 +135,10 @@ class BlendLLM(EngineSettings, BaseLLM):
 
     def _stream(self, prompt: str, stop: list[str] | None = None,
                 run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> Iterator[GenerationChunk]:
-        said = 0
+        chunk_of = _Chunks()
         with closing(self._outputs(prompt, stop, kwargs | {"n": 1})) as outputs:
             for output in outputs:
-                chunk = _chunk(output, said)
-                said = len(output.text)
+                chunk = chunk_of(output)
                 if run_manager:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -142,18 +146,18 @@ class BlendLLM(EngineSettings, BaseLLM):
     async def _astream(self, prompt: str, stop: list[str] | None = None,
                        run_manager: AsyncCallbackManagerForLLMRun | None = None,
                        **kwargs: Any) -> AsyncIterator[GenerationChunk]:
-        said = 0
+        chunk_of = _Chunks()
         async with aclosing(iterate(lambda: self._outputs(prompt, stop, kwargs | {"n": 1}))) as outputs:
             async for output in outputs:
-                chunk = _chunk(output, said)
-                said = len(output.text)
+                chunk = chunk_of(output)
                 if run_manager:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
 
     def _result(self, outputs: Sequence[BlendOutput]) -> LLMResult:
         generations = [
-            [Generation(text=candidate.text, generation_info=generation_info(output, number))
+            [Generation(text=candidate.text,
+                        generation_info=generation_info(output, number) | logprobs_info(output, number))
              for number, candidate in enumerate(output.outputs)]
             for output in outputs
         ]
@@ -187,7 +191,23 @@ def _of_model(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in of_run}
 
 
-def _chunk(output: BlendOutput, said: int) -> GenerationChunk:
-    """What is new in a cumulative output; the last one carries the statistics."""
-    info = generation_info(output) if output.finished else None
-    return GenerationChunk(text=output.text[said:], generation_info=info)
+class _Chunks:
+    """Turns the cumulative outputs of one streamed answer into what each of them adds."""
+
+    def __init__(self) -> None:
+        self._text = 0
+        self._tokens = 0
+
+    def __call__(self, output: BlendOutput) -> GenerationChunk:
+        """What is new; the last chunk carries the statistics."""
+        text, info = output.text[self._text:], logprobs_info(output, start=self._tokens)
+        self._text, self._tokens = len(output.text), len(output.token_ids)
+        if output.finished:
+            info |= generation_info(output)
+        return GenerationChunk(text=text, generation_info=info or None)
+
+
+@cache
+def _tell_once(model: str) -> None:
+    logger.info("BlendLLM puts messages through the chat template of %s; BlendLLM(chat_template=None) sends them as "
+                'plain "Human: ..." text', model)

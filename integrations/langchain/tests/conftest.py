@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from langchain_core.documents import Document
 
@@ -16,3 +18,9 @@ def documents() -> list[Document]:
                  f"a museum of modern art.", metadata={"source": f"{city}.md"})
         for city, river in RIVERS.items()
     ]
+
+
+@pytest.fixture(scope="session")
+def hermes() -> str:
+    """A chat template that shows tools: SmolLM2's own does not."""
+    return Path(__file__).with_name("templates").joinpath("hermes.jinja").read_text()
