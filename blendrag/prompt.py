@@ -10,7 +10,8 @@ from blendrag.config import DELIMITER
 from blendrag.errors import PromptError
 
 _ESCAPE = "\ue001"
-_ESCAPES = {"0": _ESCAPE, "2": ""}  # and "1": the delimiter
+_ESCAPES = {"0": _ESCAPE, "2": "", "3": ""}  # and "1": the delimiter
+_NO_CHUNK = _ESCAPE + "3"  # begins a piece between two delimiters that is ordinary text
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class BlendPrompt:
         for number, piece in enumerate(pieces):
             if number and keep_delimiter:
                 parts.append(delimiter)
-            inside = 0 < number < len(pieces) - 1
+            inside = 0 < number < len(pieces) - 1 and not piece.startswith(_NO_CHUNK)
             plain = _unescape(piece, delimiter)
             parts.append(Chunk(plain) if inside and plain.strip() else plain)
         return cls(*parts, add_special_tokens=add_special_tokens)
@@ -122,16 +123,15 @@ def mark_chunks(texts: Iterable[str], delimiter: str = DELIMITER, separator: str
     """Joins chunk texts into one string from which `BlendPrompt.from_text` recovers each of them.
 
     With the delimiters taken out, the result is `separator.join(texts)`.  A text that holds the
-    delimiter itself is escaped, and comes back unchanged.
+    delimiter itself is escaped, and comes back unchanged.  The separator is ordinary text between the chunks.
     """
     _check(delimiter)
     if isinstance(texts, str):
         raise PromptError("mark_chunks takes a list of texts, not one text: pass [text]")
-    if separator.strip() or delimiter in separator:
-        raise PromptError(f"the separator {separator!r} would become a chunk: use white space")
+    between = _NO_CHUNK + _escape(separator, delimiter) if separator.strip() or delimiter in separator else separator
     pieces: list[str] = []
     for text in texts:
-        pieces += [separator if pieces else "", _escape(text, delimiter)]
+        pieces += [between if pieces else "", _escape(text, delimiter)]
     if not pieces:
         return ""
     return delimiter + delimiter.join(pieces[1:]) + delimiter
@@ -153,9 +153,9 @@ def as_prompt(prompt: str | BlendPrompt, delimiter: str = DELIMITER, keep_delimi
 
 def _check(delimiter: str) -> None:
     """Escapes must neither hold nor complete a delimiter."""
-    if not delimiter or _ESCAPE in delimiter or delimiter[0] in "012":
+    if not delimiter or _ESCAPE in delimiter or delimiter[0] in "0123":
         raise PromptError(f"{delimiter!r} cannot be a delimiter: use one that is not empty, holds no U+E001 and does "
-                          "not start with 0, 1 or 2")
+                          "not start with 0, 1, 2 or 3")
 
 
 def _text(part: str | Chunk) -> str:
