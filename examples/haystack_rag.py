@@ -66,7 +66,7 @@ asking.add_component("builder", ChatPromptBuilder([
                             "{% endfor %}"),
     ChatMessage.from_user("{{ question }}"),
 ]))
-asking.add_component("llm", BlendChatGenerator(model, generation_kwargs={"temperature": 0, "max_tokens": 40}))
+asking.add_component("llm", BlendChatGenerator(model, generation_kwargs={"temperature": 0, "max_tokens": 24}))
 asking.connect("embedder", "retriever")
 asking.connect("retriever", "builder.documents")
 asking.connect("retriever", "llm.documents")  # their texts are found in the prompt

@@ -150,8 +150,8 @@ def test_many_threads_share_one_generator(generator: BlendChatGenerator, documen
         return reply(generator.run(question, generation_kwargs={"max_tokens": 2}, documents=documents)).text
 
     alone = list(map(ask, questions))
-    with ThreadPoolExecutor(16) as threads:
-        assert list(threads.map(ask, questions * 8)) == alone * 8
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, questions * 4)) == alone * 4
 
 
 def test_parts_of_text_become_lines(generator: BlendChatGenerator) -> None:

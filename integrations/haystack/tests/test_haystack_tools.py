@@ -13,7 +13,7 @@ from haystack.tools import Toolset, tool
 
 from haystack_integrations.components.generators.blendrag import BlendChatGenerator
 
-SHOWING_TOOLS = """{% for tool in tools %}{{ tool | tojson }}
+SHOWING_TOOLS = """{% for tool in tools or [] %}{{ tool | tojson }}
 {% endfor %}{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}{% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor
 %}<|im_end|>

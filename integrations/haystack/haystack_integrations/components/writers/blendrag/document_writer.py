@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -106,7 +106,8 @@ class BlendDocumentWriter:
         if written < len(documents):  # the store kept its own: their text counts
             held = self._find("id", ids) or documents
         texts = chunk_texts(held)
-        self._forget(text for text in replaced if text not in texts)
+        staying = set(texts)
+        self._forget([text for text in replaced if text not in staying])
         encoded = store_chunks(self._handle.engine, texts, self._behind)
         return {"documents_written": written, "chunks_encoded": sum(chunk.new for chunk in encoded)}
 
@@ -136,8 +137,8 @@ class BlendDocumentWriter:
         """Chunk texts that no document but these has."""
         these = [document for document in self._find("id", ids) if document.content]
         holders = self._find("content", sorted({document.content for document in these if document.content}))
-        found = {document.id for document in holders}
-        others = chunk_texts(document for document in holders if document.id not in ids)
+        gone, found = set(ids), {document.id for document in holders}
+        others = set(chunk_texts(document for document in holders if document.id not in gone))
         # A store that does not find a document by its content does not find the others that have it either.
         texts = chunk_texts(document for document in these if document.id in found)
         return [text for text in texts if text not in others]
@@ -152,9 +153,8 @@ class BlendDocumentWriter:
                            "stays until its budget is used up.", field=field, error=error)
             return []
 
-    def _forget(self, texts: Iterable[str]) -> int:
-        gone = list(texts)
-        return forget_chunks(self._handle.engine, gone, self._behind) if gone else 0
+    def _forget(self, texts: list[str]) -> int:
+        return forget_chunks(self._handle.engine, texts, self._behind) if texts else 0
 
     @property
     def _behind(self) -> BlendPrompt:

@@ -79,8 +79,8 @@ def _message(reply: Reply, output: BlendOutput, model: str, index: int) -> ChatM
         try:
             calls.append(ToolCall(id=call.id, tool_name=call.name, arguments=json.loads(call.arguments or "{}")))
         except json.JSONDecodeError:
-            logger.warning("The call of {tool} is left out, as its arguments are not JSON: {written!r}. Raise max_tokens if "
-                           "they were cut short, or name the tool as tool_choice, which holds them to its schema.",
+            logger.warning("The call of {tool} is left out: its arguments are not JSON, {written!r}. Raise max_tokens "
+                           "where they are cut short, or name the tool as tool_choice: it holds them to its schema.",
                            tool=call.name, written=call.arguments)
     return ChatMessage.from_assistant(text=reply.content or None, tool_calls=calls, meta=meta)
 
