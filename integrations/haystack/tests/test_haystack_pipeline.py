@@ -120,4 +120,4 @@ async def test_async_and_streamed_runs_answer_alike(store: InMemoryDocumentStore
 def test_a_loaded_pipeline_answers_alike(store: InMemoryDocumentStore, generator: BlendChatGenerator) -> None:
     loaded = Pipeline.loads(pipeline_of(store, generator, template_of(PLAIN)).dumps())
     assert ask(loaded, max_tokens=1).meta["model"] == generator.model
-    assert loaded.get_component("llm")._handle.engine is generator._handle.engine  # type: ignore[attr-defined]
+    assert loaded.get_component("llm").engine is generator.engine  # type: ignore[attr-defined]

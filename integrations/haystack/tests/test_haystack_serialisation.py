@@ -133,24 +133,24 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
         BlendChatGenerator(**arguments)
 
 
-def test_components_that_are_alike_share_an_engine_until_the_last_closes() -> None:
+async def test_components_that_are_alike_share_an_engine_until_the_last_closes() -> None:
     generator = BlendChatGenerator("m", **SETTINGS)
     writer = BlendDocumentWriter(InMemoryDocumentStore(), "m", config=BlendConfig(**SETTINGS["config"]),
                                  engine_args=SETTINGS["engine_args"])
-    engine = generator._handle.engine
-    assert writer._handle.engine is engine
-    assert BlendChatGenerator("other", **SETTINGS)._handle.engine is not engine
+    engine = generator.engine
+    assert writer.engine is engine
+    assert BlendChatGenerator("other", **SETTINGS).engine is not engine
     writer.close()
     assert not engine.closed
-    generator.close()
+    await generator.close_async()
     assert engine.closed
-    assert generator._handle.engine is not engine  # the next use makes a new one
+    assert generator.engine is not engine  # the next use makes a new one
 
 
 def test_a_component_that_is_gone_holds_no_engine() -> None:
     generator, gone = BlendChatGenerator("gone", **SETTINGS), BlendChatGenerator("gone", **SETTINGS)
-    engine = generator._handle.engine
-    assert gone._handle.engine is engine
+    engine = generator.engine
+    assert gone.engine is engine
     del gone
     gc.collect()
     generator.close()
@@ -161,7 +161,7 @@ def test_an_engine_that_was_handed_over_is_left_open_and_found_again() -> None:
     engine = BlendEngine("handed", max_model_len=98)
     generator = BlendChatGenerator(engine=engine)
     loaded = BlendChatGenerator.from_dict(generator.to_dict())
-    assert loaded._handle.engine is engine
+    assert loaded.engine is engine
     loaded.close()
     generator.close()
     assert not engine.closed

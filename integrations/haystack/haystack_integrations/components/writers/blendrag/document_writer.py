@@ -16,6 +16,8 @@ from haystack_integrations.common.blendrag import EngineHandle, chunk_texts
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = BlendPrompt(add_special_tokens=False)
+
 
 @component
 class BlendDocumentWriter:
@@ -54,6 +56,11 @@ class BlendDocumentWriter:
         self.policy = policy
         self.prefix = prefix
         self._handle = EngineHandle(type(self).__name__, model, config, engine_args, engine)
+
+    @property
+    def engine(self) -> BlendEngine:
+        """The engine that will read the documents, started or not; components with equal arguments share it."""
+        return self._handle.engine
 
     def warm_up(self) -> None:
         """Loads the model, unless it is loaded."""
@@ -108,7 +115,7 @@ class BlendDocumentWriter:
         texts = chunk_texts(held)
         staying = set(texts)
         self._forget([text for text in replaced if text not in staying])
-        encoded = store_chunks(self._handle.engine, texts, self._behind)
+        encoded = store_chunks(self.engine, texts, self._behind)
         return {"documents_written": written, "chunks_encoded": sum(chunk.new for chunk in encoded)}
 
     @component.output_types(documents_written=int, chunks_encoded=int)
@@ -154,7 +161,10 @@ class BlendDocumentWriter:
             return []
 
     def _forget(self, texts: list[str]) -> int:
-        return forget_chunks(self._handle.engine, texts, self._behind) if texts else 0
+        if not texts:
+            return 0
+        # `populate` stores the variant behind nothing too.
+        return sum(forget_chunks(self.engine, texts, prefix) for prefix in {self._behind, _NOTHING})
 
     @property
     def _behind(self) -> BlendPrompt:

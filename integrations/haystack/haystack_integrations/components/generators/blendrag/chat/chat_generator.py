@@ -87,6 +87,11 @@ class BlendChatGenerator:
         """Name or folder of the model."""
         return self._handle.model
 
+    @property
+    def engine(self) -> BlendEngine:
+        """The engine that answers, started or not; components with equal arguments share it."""
+        return self._handle.engine
+
     def warm_up(self) -> None:
         """Loads the model, unless it is loaded."""
         self._handle.start()
@@ -179,7 +184,7 @@ class BlendChatGenerator:
 
         Its `prefix`, the text before the first document, is what a `BlendDocumentWriter` may encode documents behind.
         """
-        return self._request(messages, generation_kwargs, tools, documents).turn(self._handle.engine).prompt
+        return self._request(messages, generation_kwargs, tools, documents).turn(self.engine).prompt
 
     def _request(self, messages: list[ChatMessage] | str, generation_kwargs: dict[str, Any] | None,
                  tools: ToolsType | None, documents: list[Document] | None,
@@ -194,7 +199,7 @@ class BlendChatGenerator:
 
     def _outputs(self, request: ChatRequest) -> Generator[tuple[ChatTurn, BlendOutput], None, None]:
         """The answer so far, each time there is more of it; waits for the engine's start."""
-        engine = self._handle.engine
+        engine = self.engine
         turn = request.turn(engine)
         call = request.call(turn)
         for output in engine.stream(turn.prompt, call.params, **call.options):
