@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from blendrag import BlendEngine, strip_marks
 from blendrag.errors import PromptError
+from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.documents import Document
+from langchain_core.globals import set_llm_cache
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 
@@ -124,6 +126,30 @@ def test_usage_adds_up_over_calls(chat: ChatBlend, messages: Any) -> None:
     once = chat.invoke(messages).usage_metadata
     assert once is not None
     assert usage["total_tokens"] == 2 * once["total_tokens"]
+    details, each = dict(usage["input_token_details"]), dict(once["input_token_details"])
+    assert set(details) == {"cache_read", "blend_recomputed", "blend_prefix_cached"} == set(each)
+
+
+def test_a_cache_never_gives_another_models_answer(chat: ChatBlend, engine: BlendEngine,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts: list[Any] = []
+    stream = engine.stream
+
+    def spy(prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        prompts.append(prompt)
+        return stream(prompt, *args, **kwargs)
+
+    monkeypatch.setattr(engine, "stream", spy)
+    set_llm_cache(InMemoryCache())
+    try:
+        assert chat.invoke("Hello", max_tokens=2).content == chat.invoke("Hello", max_tokens=2).content
+        assert len(prompts) == 1
+        for count, other in enumerate([chat.bind(max_tokens=2, policy="full"), chat.bind(max_tokens=3),
+                                       ChatBlend(engine=engine, temperature=0, max_tokens=2)], 2):
+            other.invoke("Hello")
+            assert len(prompts) == count
+    finally:
+        set_llm_cache(None)
 
 
 def test_what_the_model_cannot_read_is_refused(chat: ChatBlend) -> None:

@@ -12,7 +12,7 @@ from langchain_blendrag import ChatBlend
 class TestChatBlend(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
     def _parameters(self, engine: BlendEngine, hermes: str) -> None:
-        self.parameters = {"engine": engine, "chat_template": hermes, "temperature": 0, "max_tokens": 40}
+        self.parameters = {"engine": engine, "chat_template": hermes, "temperature": 0, "max_tokens": 64}
 
     @property
     def chat_model_class(self) -> type[ChatBlend]:

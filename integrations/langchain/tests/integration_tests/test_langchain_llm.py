@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
-from langchain_blendrag import BlendLLM, format_documents
+from langchain_blendrag import BlendLLM, format_documents, llms
+
+from .engine_state import looks_until
 
 QUESTION = "The capital of France is"
 
@@ -118,21 +121,12 @@ async def test_cancelled_work_stops_in_the_engine(engine: BlendEngine) -> None:
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     task = asyncio.ensure_future(llm.ainvoke(QUESTION))
-    await asyncio.to_thread(_wait_until, engine, lambda running: running > 0)
+    await asyncio.to_thread(looks_until, engine, lambda running: running > 0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    # Each look takes at least a step, so a request that went on would outlast them.
-    looks = await asyncio.to_thread(_wait_until, engine, lambda running: running == 0)
+    looks = await asyncio.to_thread(looks_until, engine, lambda running: running == 0)
     assert looks < 300
-
-
-def _wait_until(engine: BlendEngine, reached: Any) -> int:
-    """How many looks at the engine it took until the number of running requests was as wanted."""
-    looks = 0
-    while not reached(engine._start().call(lambda vllm: vllm.get_num_unfinished_requests())):
-        looks += 1
-    return looks
 
 
 def test_messages_go_through_the_chat_template(llm: BlendLLM) -> None:
@@ -150,6 +144,19 @@ async def test_messages_go_through_the_chat_template_async(llm: BlendLLM) -> Non
     expected = llm.invoke(messages)
     assert await llm.ainvoke(messages) == expected
     assert "".join([piece async for piece in llm.astream(messages)]) == expected
+
+
+def test_the_log_says_once_how_to_turn_the_chat_template_off(engine: BlendEngine,
+                                                             caplog: pytest.LogCaptureFixture) -> None:
+    llms._tell_once.cache_clear()
+    llm = BlendLLM(engine=engine)
+    with caplog.at_level(logging.INFO, "langchain_blendrag"):
+        llm.to_prompt("Hello")
+        assert not caplog.records
+        for _ in range(2):
+            llm.to_prompt([HumanMessage("Hello")])
+    assert [record.getMessage().split("; ")[1] for record in caplog.records] == [
+        'BlendLLM(chat_template=None) sends them as plain "Human: ..." text']
 
 
 def test_the_chat_template_can_be_replaced_and_turned_off(engine: BlendEngine) -> None:

@@ -10,7 +10,7 @@ from blendrag import BlendConfig, BlendEngine
 from blendrag.adapters import split_arguments
 from blendrag.errors import ConfigError
 from langchain_core.load import dumpd, load
-from langchain_core.runnables import ConfigurableField
+from langchain_core.runnables import ConfigurableField, RunnableBinding
 
 from langchain_blendrag import BlendLLM, BlendRetriever, ChatBlend
 
@@ -78,19 +78,47 @@ def test_identity_holds_everything_that_changes_an_answer(kind: type[BlendLLM | 
     plain = kind(model="m")
     for change in ({"temperature": 0.1}, {"max_tokens": 3}, {"stop": ["x"]}, {"seed": 1}, {"top_p": 0.5},
                    {"sampling_args": {"min_tokens": 2}}, {"config": {"policy": "full"}},
-                   {"engine_args": {"dtype": "float32"}}, {"chat_template": "{{ messages }}"}):
-        assert kind(model="m", **change)._identifying_params != plain._identifying_params, change
+                   {"engine_args": {"dtype": "float32"}}, {"chat_template": "{{ messages }}"}, {"logprobs": True},
+                   {"top_logprobs": 2}, {"model": "n"}):
+        other = kind(**{"model": "m", **change})
+        assert other._identifying_params != plain._identifying_params, change
+        assert _cache_key(other) != _cache_key(plain), change
     assert kind(model="m")._identifying_params == plain._identifying_params
+    assert _cache_key(kind(model="m")) == _cache_key(plain)
+
+
+def _cache_key(model: BlendLLM | ChatBlend) -> str:
+    """What LangChain's caches tell models apart by."""
+    return model._get_llm_string() if isinstance(model, ChatBlend) else str(model.asdict())
+
+
+def test_a_chats_identity_holds_its_template_and_its_tools() -> None:
+    plain = ChatBlend(model="m")
+    for change in ({"chat_template_kwargs": {"enable_thinking": False}}, {"tool_parser": "hermes"}):
+        assert _cache_key(ChatBlend(model="m", **change)) != _cache_key(plain), change
+    tools = {"tools": [{"type": "function", "function": {"name": "now", "parameters": {}}}]}
+    assert plain._get_llm_string(**tools) != plain._get_llm_string()
+    assert plain._get_llm_string(**tools, tool_choice="any") != plain._get_llm_string(**tools)
 
 
 @pytest.mark.filterwarnings("ignore:The function `load` is in beta")
 @pytest.mark.parametrize("kind", MODELS)
 def test_serialisation_round_trip(kind: type[BlendLLM | ChatBlend]) -> None:
     model = kind(model="m", temperature=0, stop=["x"], config={"policy": "first", "store_path": "/tmp/kv"},
-                 engine_args={"max_model_len": 9}, sampling_args={"min_tokens": 2})
+                 engine_args={"max_model_len": 9}, sampling_args={"min_tokens": 2}, logprobs=True, top_logprobs=2,
+                 chat_template="{{ messages }}")
     back = load(dumpd(model), valid_namespaces=["langchain_blendrag"], allowed_objects=[kind])
     assert back._identifying_params == model._identifying_params
     assert back.engine is model.engine
+
+
+@pytest.mark.filterwarnings("ignore:The function `load` is in beta")
+def test_a_model_with_tools_is_serialised_too() -> None:
+    tools = [{"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {}}}]
+    bound: Any = ChatBlend(model="m", tool_parser="hermes").bind_tools(tools, tool_choice="any")
+    back = load(dumpd(bound), valid_namespaces=["langchain_blendrag"], allowed_objects=[ChatBlend, RunnableBinding])
+    assert back.kwargs == bound.kwargs
+    assert back.bound._identifying_params == bound.bound._identifying_params
 
 
 def test_a_calls_arguments_are_sorted() -> None:
