@@ -12,8 +12,8 @@ from blendrag.runtime.engine.start import CONNECTOR, WORKER, moderate_memory
 
 MIDDLEWARE = "blendrag.serve.DocumentsMiddleware"
 _OURS = "--kv-transfer-config", "--worker-cls"
-_SHUTDOWN_S = 5
-"""vLLM kills its processes at once by default, before they can remove what they share; this also lets answers end."""
+_SHUTDOWN_S = 30
+"""Most seconds for answers to end, and for processes to remove what they share; vLLM's default is to kill them at once."""
 
 
 def arguments(model: str, config: BlendConfig, options: Sequence[str] = (), **engine_args: Any) -> list[str]:
@@ -37,7 +37,8 @@ def arguments(model: str, config: BlendConfig, options: Sequence[str] = (), **en
     names = [option.removeprefix("--").replace("-", "_") for option in given]
     suited = {"shutdown_timeout": _SHUTDOWN_S} | engine_args | moderate_memory(names)
     for name, value in suited.items():
-        ours += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        if name not in names:
+            ours += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return [model, *ours, *options]
 
 
