@@ -13,7 +13,7 @@ from blendrag.runtime.engine.start import CONNECTOR, WORKER, moderate_memory
 MIDDLEWARE = "blendrag.serve.DocumentsMiddleware"
 _OURS = "--kv-transfer-config", "--worker-cls"
 _SHUTDOWN_S = 30
-"""Most seconds for answers to end, and for processes to remove what they share; vLLM's default is to kill them at once."""
+"""For answers to end, and for processes to remove what they share; vLLM kills them at once by default."""
 
 
 def arguments(model: str, config: BlendConfig, options: Sequence[str] = (), **engine_args: Any) -> list[str]:
