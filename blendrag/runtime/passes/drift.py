@@ -20,7 +20,7 @@ from blendrag.runtime.model.rotation import NoRotation, Rotation
 _BLOCK = 512
 """Tokens of a chunk that are looked at together; a recomputed one counts within its block."""
 
-_OVERALL = 1.0
+_OVERALL = 0.5
 """Weight of the average over all chunks, in recomputed neighbours that stand right beside a token."""
 
 
