@@ -52,7 +52,7 @@ model = fetch("smollm2")
 store = InMemoryDocumentStore(embedding_similarity_function="cosine")
 
 indexing = Pipeline()
-indexing.add_component("splitter", DocumentSplitter(split_by="word", split_length=120))
+indexing.add_component("splitter", DocumentSplitter(split_by="word", split_length=120, split_threshold=30))
 indexing.add_component("embedder", EmbedDocuments())
 indexing.add_component("writer", BlendDocumentWriter(store, model))  # stores documents, and their KV
 indexing.connect("splitter", "embedder")
