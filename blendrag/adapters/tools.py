@@ -68,14 +68,10 @@ def tool_use(tools: Sequence[Tool], choice: str, *, parallel: bool, template: st
 
 
 def guided(schema: Mapping[str, Any] | None) -> Any:
-    """vLLM's parameters for an answer that is JSON of this schema, or any JSON object.
+    """vLLM's parameters for an answer that is JSON of this schema, or any JSON object."""
+    from blendrag.runtime.guiding import guided_json  # loads vLLM: not before the first request
 
-    White space is not the model's to choose: small ones never end it.
-    """
-    from vllm.sampling_params import StructuredOutputsParams
-
-    wanted = {"json_object": True} if schema is None else {"json": dict(schema)}
-    return StructuredOutputsParams(**wanted, disable_any_whitespace=True)
+    return guided_json(schema)
 
 
 def answer_form(response_format: Mapping[str, Any] | None) -> Any:
