@@ -17,8 +17,8 @@ from pathlib import Path
 
 from openai import APIConnectionError, OpenAI
 
-README = Path(__file__).parents[1] / "README.md"
-QUESTION = "What becomes of a chunk that is not stored?"
+PAGE = Path(__file__).parents[1] / "docs" / "design.md"
+QUESTION = "Why is the same chunk not found by a prefix cache when it stands behind another one?"
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def main(base_url: str) -> None:
     """Asks, and asks again."""
     client = OpenAI(base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0)
     model = model_of(client)
-    sections = [section.strip() for section in README.read_text("utf-8").split("\n## ")]
+    sections = [section.strip() for section in PAGE.read_text("utf-8").split("\n## ")]
     documents = [section for section in sections if 300 < len(section) < 1500][:3]
     ask(client, model, documents)
     ask(client, model, documents[::-1])

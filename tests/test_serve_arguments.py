@@ -64,6 +64,13 @@ def test_settings_come_from_variables_and_files_too(started, tmp_path):
         ["never", "query", "team", 16], ["never", "first", "default", 20], ["never", "none", "default", 16]]
 
 
+def test_a_demo_model_is_served_under_its_name(started, smollm2):
+    assert run("smollm2")[0] == 0
+    [arguments] = started
+    assert arguments[0] == str(smollm2)
+    assert arguments[arguments.index("--served-model-name") + 1] == "smollm2"
+
+
 @pytest.mark.parametrize(("arguments", "remedy"), [
     ([], "name the model first: blendrag serve MODEL"),
     (["--port", "8001", "model"], "name the model first: blendrag serve MODEL"),

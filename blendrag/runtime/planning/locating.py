@@ -39,7 +39,13 @@ class Marked:
 
 
 class DocumentTokens:
-    """Tokens of documents, as `BlendEngine.encode` would have them; None where the engine runs without a tokenizer."""
+    """Tokens of documents as they are in a prompt that was tokenised in one go.
+
+    They are those of `BlendEngine.encode`, but that a control token's spelling is the control token here.
+
+    Args:
+        tokens: the model's; None where the engine runs without a tokenizer.
+    """
 
     def __init__(self, tokens: SegmentTokenizer | None) -> None:
         self._tokens = tokens
@@ -63,7 +69,7 @@ class DocumentTokens:
             yield self._ids(text)
 
     def _encode(self, text: str) -> npt.NDArray[np.int64]:
-        return np.array(self._tokens.chunk_ids(text) if self._tokens else [], np.int64)
+        return np.array(self._tokens.text_ids(text) if self._tokens else [], np.int64)
 
 
 def locate(prompt: npt.NDArray[np.int64], documents: Iterable[npt.NDArray[np.int64]],
