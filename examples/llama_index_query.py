@@ -7,21 +7,19 @@ Without FOLDER, the documentation of this repository is read.
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blendrag import DELIMITER, mark_chunks
 from blendrag.models import fetch
-from llama_index.core import SimpleDirectoryReader, VectorStoreIndex, get_response_synthesizer
+from llama_index.core import SimpleDirectoryReader, VectorStoreIndex
 from llama_index.core.embeddings import BaseEmbedding
-from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
 from llama_index.core.node_parser import SentenceSplitter
-from llama_index.core.schema import MetadataMode
+from llama_index.ingestion.blendrag import BlendIngestion
 from llama_index.llms.blendrag import BlendLLM
+from llama_index.response_synthesizers.blendrag import BlendSynthesizer
 from sentence_transformers import SentenceTransformer
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -42,14 +40,6 @@ class MiniLM(BaseEmbedding):
         return self._get_text_embedding(query)
 
 
-class WholeNodes(PromptHelper):
-    """Puts the retrieved nodes into one prompt, whole, in order, and marked as chunks."""
-
-    def repack(self, prompt: Any, text_chunks: Sequence[str], *_: Any, **__: Any) -> list[str]:
-        packed = len(text_chunks) == 1 and DELIMITER in text_chunks[0]  # LlamaIndex packs twice
-        return list(text_chunks) if packed else [mark_chunks(text.strip() for text in text_chunks)]
-
-
 class ShowReuse(BaseEventHandler):
     """Prints what blending did, as each response says."""
 
@@ -65,15 +55,14 @@ llm.complete("Hello.", max_tokens=1)  # the very first request pays for warming 
 reader = SimpleDirectoryReader(str(folder), recursive=True, required_exts=[".md", ".txt"])
 nodes = SentenceSplitter(chunk_size=256, chunk_overlap=0).get_nodes_from_documents(reader.load_data())
 index = VectorStoreIndex(nodes, embed_model=MiniLM())
-retriever = index.as_retriever(similarity_top_k=8)
-engine = index.as_query_engine(llm=llm, similarity_top_k=8, response_synthesizer=get_response_synthesizer(
-    llm=llm, prompt_helper=WholeNodes.from_llm_metadata(llm.metadata)))
+engine = index.as_query_engine(llm=llm, similarity_top_k=8, response_synthesizer=BlendSynthesizer(llm))
 get_dispatcher().add_event_handler(ShowReuse())
 
 print(f"\n{question} (from {len(nodes)} nodes)\n\nCold:")
-print(str(engine.query(question)).strip())
-# An application encodes its nodes when it ingests them; here those that the question finds are enough.
-llm.engine.encode([found.get_content(MetadataMode.LLM).strip() for found in retriever.retrieve(question)])
+cold = engine.query(question)
+print(str(cold).strip())
+# An application has BlendIngestion in its pipeline; here the nodes that the question finds are enough.
+BlendIngestion(llm)([found.node for found in cold.source_nodes])
 print("\nWarm:")
 print(str(engine.query(question)).strip())
 llm.close()

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from blendrag import BlendConfig, BlendEngine, mark_chunks
+from blendrag import BlendConfig, BlendEngine, mark_chunks, strip_marks
 from blendrag.errors import ConfigError, PromptError
 from llama_index.core import MockEmbedding, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMCompletionEndEvent
 from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
-from llama_index.core.response_synthesizers import ResponseMode
-from llama_index.core.schema import TextNode
+from llama_index.core.schema import MetadataMode, TextNode
+from llama_index_reference import Exchange, PlainLLM, Recorder
 
 from llama_index.llms.blendrag import BlendLLM
 
 QUESTION = "The capital of France is"
 CHAT = [ChatMessage(role="system", content="You are brief."), ChatMessage(role="user", content="Say hello.")]
+EIGHT = [f"{prefix}{kind}" for prefix in ("", "a", "stream_", "astream_") for kind in ("complete", "chat")]
 RENDERED = ("<|im_start|>system\nYou are brief.<|im_end|>\n<|im_start|>user\nSay hello.<|im_end|>\n"
             "<|im_start|>assistant\n")
 
 
 @pytest.fixture
-def passages() -> list[str]:
-    """Three short passages, each long enough to be stored."""
-    rivers = {"Arlon": "Semois", "Basel": "Rhine", "Dresden": "Elbe"}
-    return [f"The city of {city} lies on the river {river}. It has a cathedral, a market square, two bridges and a "
-            "museum of modern art." for city, river in rivers.items()]
-
-
-@pytest.fixture
 def llm(engine: BlendEngine) -> BlendLLM:
     return BlendLLM(engine=engine, temperature=0, max_tokens=8)
+
+
+async def ask(llm: BlendLLM, way: str, asked: Any, **how: Any) -> Any:
+    """The response, of a stream the last one, by one of LlamaIndex's eight methods."""
+    response = getattr(llm, way)(asked, **how)
+    if way.startswith("astream"):
+        return [one async for one in await response][-1]
+    if way.startswith("stream"):
+        return list(response)[-1]
+    return await response if way.startswith("a") else response
 
 
 def test_it_is_a_llama_index_model() -> None:
@@ -128,12 +133,42 @@ def test_stored_chunks_are_reused_and_counted(llm: BlendLLM, engine: BlendEngine
     assert llm.complete(question).raw["blend"]["chunks_reused"] == 3
 
 
-def test_token_counting_sees_the_usage(engine: BlendEngine) -> None:
+@pytest.mark.parametrize("way", EIGHT)
+async def test_every_method_is_transparent_and_tells_what_it_did(
+        engine: BlendEngine, passages: list[str], events: Recorder, exchanges: list[Exchange], way: str) -> None:
+    engine.encode(passages[:1])
+    marked = mark_chunks(passages[:1]) + "\n\nOn which river does Arlon lie?"
     counter = TokenCountingHandler()
-    llm = BlendLLM(engine=engine, max_tokens=3, callback_manager=CallbackManager([counter]))
-    usage = llm.complete(QUESTION).raw["usage"]
-    assert counter.prompt_llm_token_count == usage["prompt_tokens"]
-    assert counter.completion_llm_token_count == usage["completion_tokens"]
+    llm = BlendLLM(engine=engine, temperature=0, max_tokens=2, callback_manager=CallbackManager([counter]))
+    chats = "chat" in way
+    asked: Any = [ChatMessage(role="user", content=marked)] if chats else marked
+    responses = [await ask(llm, way, asked, logprobs=1, **how) for how in ({"blend": False}, {"policy": "full"})]
+    rows = [{"role": "user", "content": strip_marks(marked)}]
+    sent = engine.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True) if chats else (
+        strip_marks(marked))
+    assert [exchange.prompt for exchange in exchanges] == [sent, sent]
+    assert [exchange.stats.chunks_reused for exchange in exchanges] == [0, 1]
+    texts = [response.message.content if chats else response.text for response in responses]
+    assert texts == [exchange.answer for exchange in exchanges] == texts[::-1]
+    assert [response.raw["blend"] for response in responses] == [exchange.stats.to_dict() for exchange in exchanges]
+    ended = events.responses(LLMChatEndEvent if chats else LLMCompletionEndEvent)
+    assert [response.raw for response in ended] == [response.raw for response in responses]
+    assert counter.prompt_llm_token_count == sum(response.raw["usage"]["prompt_tokens"] for response in responses) > 80
+    assert counter.completion_llm_token_count == 4
+    assert [likely.logprob <= 0 for response in responses for likely in response.logprobs[-1]] == [True] * 2
+
+
+async def test_blocking_calls_work_within_a_running_loop(llm: BlendLLM) -> None:
+    assert llm.chat(CHAT).message.content == (await llm.achat(CHAT)).message.content
+    assert list(llm.stream_complete(QUESTION))[-1].text == llm.complete(QUESTION).text
+
+
+def test_eight_threads_are_answered_at_once(llm: BlendLLM) -> None:
+    asked = [f"{QUESTION}{' so' * number}" for number in range(8)]
+    alone = [llm.complete(text, max_tokens=2).text for text in asked]
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(lambda text: llm.complete(text, max_tokens=2).text, asked))
+    assert together == alone
 
 
 def test_what_the_model_cannot_read_is_refused(llm: BlendLLM) -> None:
@@ -141,15 +176,19 @@ def test_what_the_model_cannot_read_is_refused(llm: BlendLLM) -> None:
         llm.chat([ChatMessage(role="user", blocks=[TextBlock(text="What?"), ImageBlock(image=b"AAAA")])])
 
 
-@pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.REFINE, ResponseMode.TREE_SUMMARIZE])
-def test_stock_query_engines_answer(llm: BlendLLM, passages: list[str], mode: ResponseMode) -> None:
-    index = SummaryIndex([TextNode(text=passage) for passage in passages])
-    answer = index.as_query_engine(llm=llm, response_mode=mode).query("On which river does Dresden lie?")
-    assert str(answer).strip()
+def test_a_stock_query_engine_reuses_what_is_stored(llm: BlendLLM, engine: BlendEngine, nodes: list[TextNode],
+                                                    exchanges: list[Exchange]) -> None:
+    engine.encode([node.get_content(MetadataMode.LLM) for node in nodes])
+    question = "On which river does Dresden lie?"
+    answer = SummaryIndex(nodes).as_query_engine(llm=llm).query(question)
+    plain = PlainLLM(engine.tokenizer, [str(answer)])
+    SummaryIndex(nodes).as_query_engine(llm=plain).query(question)
+    assert [exchange.prompt for exchange in exchanges] == plain.sent
+    assert [exchange.stats.chunks_reused for exchange in exchanges] == [3]
 
 
 async def test_streaming_and_async_query_engines_answer_alike(llm: BlendLLM, passages: list[str]) -> None:
-    index = VectorStoreIndex([TextNode(text=passage) for passage in passages], embed_model=MockEmbedding(8))
+    index = VectorStoreIndex([TextNode(text=passage) for passage in passages[:1]], embed_model=MockEmbedding(8))
     question = "On which river does Dresden lie?"
     expected = str(index.as_query_engine(llm=llm).query(question))
     streamed: Any = index.as_query_engine(llm=llm, streaming=True).query(question)

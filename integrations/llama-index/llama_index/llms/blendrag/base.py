@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -17,40 +17,52 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
-    TextBlock,
+    ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.llm import LLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.tools import BaseTool
+from llama_index.core.types import PydanticProgramMode
 
 from blendrag import BlendConfig, BlendEngine, BlendOutput, BlendPrompt
 from blendrag.adapters import (
     Call,
+    ChatTurn,
+    answer_form,
+    chat_template_of,
     gather,
     has_chat_template,
     iterate,
-    render_chat,
+    lend_engine,
+    reads_tools,
     shared_engine,
     split_arguments,
-    usage_of,
 )
-from blendrag.errors import ConfigError, PromptError
+from blendrag.errors import ConfigError
+from llama_index.llms.blendrag._messages import selection_of, to_rows, tool_choice_of
+from llama_index.llms.blendrag._responses import ChatReader, CompletionReader, R, Request
 
-R = TypeVar("R", CompletionResponse, ChatResponse)
 
-
-class BlendLLM(LLM):
+class BlendLLM(FunctionCallingLLM):
     """A model on vLLM that reuses the stored KV of document chunks at any place in a prompt.
 
-    Chunks are what `blendrag.mark_chunks` marked in a prompt or a message; each is reused where the store has it, and
-    computed where it has not.  Building the object is cheap: the engine starts with the first use, and objects with
-    equal model, config and engine arguments share one.
+    Chunks are what `blendrag.mark_chunks` marked in a prompt or a message, and stored chunks that the engine finds in
+    them unmarked; each is reused where the store has it, and computed where it has not.  Building the object is cheap:
+    the engine starts with the first use, and objects with equal model, config and engine arguments share one.
 
     `raw` of a response is `{"finish_reason": str, "usage": {...}, "blend": BlendStats.to_dict()}`; on a stream, the
     last response has it.
 
     A call takes any sampling parameter of vLLM's, and `blend=False`, `policy`, `ratio` and the policy's own settings:
-    `llm.complete(text, policy="full", max_tokens=20)`.
+    `llm.complete(text, policy="full", max_tokens=20)`.  `chat` takes `tools`, `tool_choice`, `parallel_tool_calls` in
+    OpenAI's form too, and `chat` and `complete` take `response_format`.
+
+    Tools need a chat template that shows them to the model (`metadata.is_function_calling_model`).  A call that is
+    required is guided by the tools' schemas, so any such model makes it; `structured_predict` and `as_structured_llm`
+    show the schema in the prompt and hold the answer to it, which works with any model.
 
     Example:
         >>> from llama_index.llms.blendrag import BlendLLM
@@ -70,6 +82,8 @@ class BlendLLM(LLM):
     sampling_args: dict[str, Any] = Field(default_factory=dict, description="Further fields of vLLM's SamplingParams.")
     chat_template: str | None = Field(default=None, description="A Jinja template to use in place of the model's.")
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="Variables for the template.")
+    tool_parser: str = Field(default="auto", description="vLLM's parser of this model's tool calls; auto: by template.")
+    pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.LLM
 
     _given_engine: BlendEngine | None = PrivateAttr(default=None)
     _engine: BlendEngine | None = PrivateAttr(default=None)
@@ -83,6 +97,7 @@ class BlendLLM(LLM):
             if model is not None or own.keys() & fields.keys():
                 raise ConfigError("an engine brings its model, config and engine_args: leave them out beside engine=")
             fields |= own
+            lend_engine(engine)
         elif model is None:
             raise ConfigError("BlendLLM needs a model: pass its name or folder, or engine=")
         else:
@@ -110,11 +125,14 @@ class BlendLLM(LLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """The engine's real context window; a chat model where there is a chat template."""
+        """The engine's real context window; a chat model where there is a chat template, which may show tools."""
+        tokenizer, template = self.engine.tokenizer, self.chat_template
+        chats = template is not None or has_chat_template(tokenizer)
         return LLMMetadata(
             context_window=self.engine.max_model_len,
             num_output=-1 if self.max_tokens is None else self.max_tokens,
-            is_chat_model=self.chat_template is not None or has_chat_template(self.engine.tokenizer),
+            is_chat_model=chats,
+            is_function_calling_model=chats and reads_tools(chat_template_of(tokenizer, template, tools=True)),
             model_name=self.model,
         )
 
@@ -123,106 +141,181 @@ class BlendLLM(LLM):
         return {"class_name": self.class_name(), "model_name": self.model, "temperature": self.temperature,
                 "max_tokens": self.max_tokens}
 
+    def render(self, template: BasePromptTemplate, **variables: Any) -> BlendPrompt:
+        """The prompt that `predict` sends the model; `engine.encode(chunks, prefix=...)` takes it for a prefix."""
+        if self.metadata.is_chat_model:
+            return self._turn(self._get_messages(template, **variables), {}).prompt
+        return self._text(self._get_prompt(template, **variables), formatted=True)
+
+    # Completion and chat.
+
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Completes text as it is; chunks are cut at the delimiter."""
-        return _completion(self._generate(self._text(prompt, formatted), kwargs), "")
+        return self._answer(self._completion(prompt, formatted, kwargs))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Like `complete`, token by token."""
-        return _each(_completion, self._stream(partial(self._text, prompt, formatted), kwargs))
+        return _each(self._outputs(partial(self._completion, prompt, formatted, kwargs)))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Like `complete`, without blocking the event loop; cancelling it stops the request in the engine."""
-        [output] = await gather([partial(self._stream, partial(self._text, prompt, formatted), kwargs)])
-        return _completion(output, "")
+        return await self._aanswer(partial(self._completion, prompt, formatted, kwargs))
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False,
                                **kwargs: Any) -> CompletionResponseAsyncGen:
         """Like `stream_complete`, without blocking the event loop; leaving it stops the request in the engine."""
-        return _aeach(_completion, partial(self._stream, partial(self._text, prompt, formatted), kwargs))
+        return _aeach(partial(self._outputs, partial(self._completion, prompt, formatted, kwargs)))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answers a conversation, in the model's own chat template."""
-        return _chat(self._generate(self._conversation(messages), kwargs), "")
+        return self._answer(self._conversation(messages, kwargs))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like `chat`, token by token."""
-        return _each(_chat, self._stream(partial(self._conversation, messages), kwargs))
+        return _each(self._outputs(partial(self._conversation, messages, kwargs)))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Like `chat`, without blocking the event loop; cancelling it stops the request in the engine."""
-        [output] = await gather([partial(self._stream, partial(self._conversation, messages), kwargs)])
-        return _chat(output, "")
+        return await self._aanswer(partial(self._conversation, messages, kwargs))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Like `stream_chat`, without blocking the event loop; leaving it stops the request in the engine."""
-        return _aeach(_chat, partial(self._stream, partial(self._conversation, messages), kwargs))
+        return _aeach(partial(self._outputs, partial(self._conversation, messages, kwargs)))
+
+    # Tools.
+
+    def _prepare_chat_with_tools(self, tools: Sequence[BaseTool], user_msg: str | ChatMessage | None = None,
+                                 chat_history: list[ChatMessage] | None = None, verbose: bool = False,
+                                 allow_parallel_tool_calls: bool = False, tool_required: bool = False,
+                                 tool_choice: str | dict[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
+        message = ChatMessage(role=MessageRole.USER, content=user_msg) if isinstance(user_msg, str) else user_msg
+        shown = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+        choice = tool_choice_of(tool_choice, tool_required, [tool["function"]["name"] for tool in shown])
+        return {"messages": [*(chat_history or []), *([message] if message else [])], "tools": shown,
+                "tool_choice": choice, "parallel_tool_calls": allow_parallel_tool_calls, **kwargs}
+
+    def _validate_chat_with_tools_response(self, response: ChatResponse, tools: Sequence[BaseTool],
+                                           allow_parallel_tool_calls: bool = False, **kwargs: Any) -> ChatResponse:
+        """A model that chose freely may have called several tools: the first one counts."""
+        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not allow_parallel_tool_calls and len(calls) > 1:
+            message = response.message
+            message.blocks = [block for block in message.blocks if block not in calls[1:]]
+            message.additional_kwargs["tool_calls"] = message.additional_kwargs["tool_calls"][:1]
+        return response
+
+    def get_tool_calls_from_response(self, response: ChatResponse, error_on_no_tool_call: bool = True,
+                                     **kwargs: Any) -> list[ToolSelection]:
+        """The tools that a response calls; arguments that are still incomplete are read as far as they go.
+
+        Raises:
+            ValueError: it calls none, unless that is no error.
+        """
+        calls = [selection_of(block) for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not calls and error_on_no_tool_call:
+            raise ValueError("the model called no tool: pass tool_required=True, or error_on_no_tool_call=False")
+        return calls
+
+    # Objects.
+
+    def structured_predict(self, output_cls: type[BaseModel], prompt: Any, llm_kwargs: dict[str, Any] | None = None,
+                           **prompt_args: Any) -> Any:
+        """An object of a class: the prompt shows its schema, and the answer is held to it."""
+        return super().structured_predict(output_cls, prompt, self._held_to(output_cls, llm_kwargs), **prompt_args)
+
+    async def astructured_predict(self, output_cls: type[BaseModel], prompt: Any,
+                                  llm_kwargs: dict[str, Any] | None = None, **prompt_args: Any) -> Any:
+        """Like `structured_predict`, without blocking the event loop."""
+        return await super().astructured_predict(output_cls, prompt, self._held_to(output_cls, llm_kwargs),
+                                                 **prompt_args)
+
+    def stream_structured_predict(self, output_cls: type[BaseModel], prompt: Any,
+                                  llm_kwargs: dict[str, Any] | None = None,
+                                  **prompt_args: Any) -> Generator[Any, None, None]:
+        """Like `structured_predict`; yields the object as it grows."""
+        return super().stream_structured_predict(output_cls, prompt, self._held_to(output_cls, llm_kwargs),
+                                                 **prompt_args)
+
+    async def astream_structured_predict(self, output_cls: type[BaseModel], prompt: Any,
+                                         llm_kwargs: dict[str, Any] | None = None,
+                                         **prompt_args: Any) -> AsyncGenerator[Any, None]:
+        """Like `stream_structured_predict`, without blocking the event loop."""
+        return await super().astream_structured_predict(output_cls, prompt, self._held_to(output_cls, llm_kwargs),
+                                                        **prompt_args)
+
+    def _held_to(self, output_cls: type[BaseModel], llm_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+        """The arguments of the call that asks for an object; a tool call has a form of its own."""
+        mode = self.pydantic_program_mode
+        if mode != PydanticProgramMode.LLM and (mode != PydanticProgramMode.DEFAULT
+                                                or self.metadata.is_function_calling_model):
+            return dict(llm_kwargs or {})
+        schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}} | dict(llm_kwargs or {})
+
+    # Requests.
+
+    def _completion(self, prompt: str, formatted: bool, arguments: dict[str, Any]) -> Request[CompletionResponse]:
+        rest = dict(arguments)
+        if (form := answer_form(rest.pop("response_format", None))) is not None:
+            rest["structured_outputs"] = form
+        return Request(self._text(prompt, formatted), self._call(rest), CompletionReader())
+
+    def _conversation(self, messages: Sequence[ChatMessage], arguments: dict[str, Any]) -> Request[ChatResponse]:
+        rest = dict(arguments)
+        turn = self._turn(messages, rest)
+        return Request(turn.prompt, self._call(rest | turn.sampling), ChatReader(turn))
 
     def _text(self, prompt: str, formatted: bool) -> BlendPrompt:
         assert self.completion_to_prompt is not None
         text = prompt if formatted else self.completion_to_prompt(prompt)
         return BlendPrompt.from_text(text, self.config.delimiter, keep_delimiter=self.config.keep_delimiter)
 
-    def _conversation(self, messages: Sequence[ChatMessage]) -> BlendPrompt:
-        for message in messages:
-            if not all(isinstance(block, TextBlock) for block in message.blocks):
-                raise PromptError("the model reads text only: leave images, audio and files out of the messages")
-        rows = [{"role": message.role.value, "content": message.content or ""} for message in messages]
-        text = render_chat(self.engine.tokenizer, rows, self.chat_template, **self.chat_template_kwargs)
-        return BlendPrompt.from_text(text, self.config.delimiter, keep_delimiter=self.config.keep_delimiter,
-                                     add_special_tokens=False)
+    def _turn(self, messages: Sequence[ChatMessage], arguments: dict[str, Any]) -> ChatTurn:
+        """The turn that answers the conversation; takes what belongs to it out of the arguments."""
+        tools = list(arguments.pop("tools", None) or [])
+        choice = tool_choice_of(arguments.pop("tool_choice", None), False, [])
+        parallel = bool(arguments.pop("parallel_tool_calls", True))
+        return ChatTurn(self.engine.tokenizer, self.config, to_rows(messages), tools=tools, tool_choice=choice,
+                        parallel_tool_calls=parallel, response_format=arguments.pop("response_format", None),
+                        chat_template=self.chat_template, variables=self.chat_template_kwargs,
+                        tool_parser=self.tool_parser)
 
     def _call(self, arguments: dict[str, Any]) -> Call:
         defaults = {"temperature": self.temperature, "max_tokens": self.max_tokens} | self.sampling_args
         return split_arguments(defaults, arguments)
 
-    def _generate(self, prompt: BlendPrompt, arguments: dict[str, Any]) -> BlendOutput:
-        call = self._call(arguments)
-        return self.engine.generate([prompt], call.params, **call.options)[0]
+    def _answer(self, request: Request[R]) -> R:
+        [output] = self.engine.generate([request.prompt], request.call.params, **request.call.options)
+        return cast(R, request.read(output))
 
-    def _stream(self, prompt: Callable[[], BlendPrompt],
-                arguments: dict[str, Any]) -> Generator[BlendOutput, None, None]:
-        """Builds the prompt only once it runs, in the thread that may wait for the engine."""
-        call = self._call(arguments)
-        yield from self.engine.stream(prompt(), call.params, **call.options)
+    async def _aanswer(self, make: Callable[[], Request[R]]) -> R:
+        [(request, output)] = await gather([partial(self._outputs, make)])
+        return cast(R, request.read(output))
 
-
-def _raw(output: BlendOutput) -> dict[str, Any] | None:
-    if not output.finished:
-        return None
-    return {"finish_reason": output.finish_reason, "usage": usage_of([output]), "blend": output.stats.to_dict()}
+    def _outputs(self, make: Callable[[], Request[R]]) -> Generator[tuple[Request[R], BlendOutput], None, None]:
+        """Builds the request only once it runs, in the thread that may wait for the engine."""
+        request = make()
+        for output in self.engine.stream(request.prompt, request.call.params, **request.call.options):
+            yield request, output
 
 
-def _completion(output: BlendOutput, said: str) -> CompletionResponse:
-    return CompletionResponse(text=output.text, delta=output.text[len(said):], raw=_raw(output))
-
-
-def _chat(output: BlendOutput, said: str) -> ChatResponse:
-    message = ChatMessage(role=MessageRole.ASSISTANT, content=output.text)
-    return ChatResponse(message=message, delta=output.text[len(said):], raw=_raw(output))
-
-
-def _each(respond: Callable[[BlendOutput, str], R], outputs: Generator[BlendOutput, None, None]
-          ) -> Generator[R, None, None]:
-    said = ""
+def _each(outputs: Generator[tuple[Request[R], BlendOutput], None, None]) -> Generator[R, None, None]:
     with closing(outputs):
-        for output in outputs:
-            yield respond(output, said)
-            said = output.text
+        for request, output in outputs:
+            if (response := request.read(output)) is not None:
+                yield response
 
 
-async def _aeach(respond: Callable[[BlendOutput, str], R], start: Callable[[], Generator[BlendOutput, None, None]]
-                 ) -> AsyncGenerator[R, None]:
-    said = ""
+async def _aeach(start: Callable[[], Generator[tuple[Request[R], BlendOutput], None, None]]) -> AsyncGenerator[R, None]:
     async with aclosing(iterate(start)) as outputs:
-        async for output in outputs:
-            yield respond(output, said)
-            said = output.text
+        async for request, output in outputs:
+            if (response := request.read(output)) is not None:
+                yield response
