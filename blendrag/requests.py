@@ -9,7 +9,9 @@ from typing import Any
 
 from blendrag.config import BlendConfig
 from blendrag.errors import PromptError
+from blendrag.ordering import ChunkOrder
 from blendrag.outputs import BlendOutput, EncodedChunk
+from blendrag.policies import Exact
 from blendrag.prompt import BlendPrompt, Chunk, as_prompt
 from blendrag.stats import BlendStats, EngineStats
 from blendrag.tokens import SegmentTokenizer, TokenizedPrompt
@@ -36,16 +38,18 @@ class Requests:
         self.tokens = tokens
         self.max_model_len = max_model_len
         self._stats = stats
+        self._order = ChunkOrder()
         self._lock = threading.Lock()
 
     def make(self, prompts: Iterable[Prompt], params: Iterable[Any], blend: bool, settings: dict[str, Any],
-             cache_salt: str | None) -> list[tuple[dict[str, Any], Any]]:
+             cache_salt: str | None, explain: bool = False) -> list[tuple[dict[str, Any], Any]]:
         """vLLM's prompt and `SamplingParams` for each prompt; the caller's params are left alone.
 
         Args:
             params: vLLM's `SamplingParams` or None, one for each prompt.
             blend: False marks the requests as plain.
             settings: overrides of the policy, as `BlendConfig.make_policy` takes them.
+            explain: ask for `BlendStats.map`.
 
         Raises:
             PromptError: a prompt is empty or longer than the model takes.
@@ -58,11 +62,13 @@ class Requests:
         from blendrag.runtime.planning.marks import MARKS
 
         policy = self.config.make_policy(**settings)
+        reorder = blend and isinstance(policy, Exact) and policy.reorder
         made = []
-        for prompt, given in zip([self._tokenize(prompt) for prompt in prompts], params, strict=True):
+        for prompt, given in zip([self._tokenize(prompt, reorder) for prompt in prompts], params, strict=True):
             request = given.clone() if given is not None else SamplingParams()
             request.output_kind = RequestOutputKind.CUMULATIVE
-            marks = {"spans": [list(span) for span in prompt.spans], "policy": policy.settings()} if blend else False
+            marks = {"spans": [list(span) for span in prompt.spans], "policy": policy.settings(),
+                     "explain": explain} if blend else False
             transfer = (request.extra_args or {}).get("kv_transfer_params") or {}
             request.extra_args = (request.extra_args or {}) | {"kv_transfer_params": transfer | {MARKS: marks}}
             made.append((token_prompt(prompt.ids, cache_salt), request))
@@ -112,8 +118,9 @@ class Requests:
             self._stats.encoded_chunks += 1
             self._stats.encoded_tokens += tokens
 
-    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
-        tokenized = self.tokens(as_prompt(prompt, self.config.delimiter, self.config.keep_delimiter))
+    def _tokenize(self, prompt: Prompt, reorder: bool = False) -> TokenizedPrompt:
+        cut = as_prompt(prompt, self.config.delimiter, self.config.keep_delimiter)
+        tokenized = self.tokens(self._order.arrange(cut) if reorder else cut)
         if not tokenized.ids:
             raise PromptError("the prompt is empty: give it some text")
         if len(tokenized.ids) >= self.max_model_len:

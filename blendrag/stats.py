@@ -19,9 +19,9 @@ class ChunkStats:
         reused: stored KV was used for it.
         exact: the stored KV was encoded behind exactly the tokens that precede it here.
         reason: why it was not reused: "not stored", "too short", "damaged", "prefix cached", "not worth a pass" (vLLM's
-            prefix cache left less to compute), "pass failed", "not in the prompt" (a document of which only the text
-            was given), "LoRA request", "multimodal request", "prompt embeddings" or "prompt logprobs asked for"; empty
-            where it was.
+            prefix cache left less to compute), "approximate" (and the policy is exact), "pass failed",
+            "not in the prompt" (a document of which only the text was given), "LoRA request", "multimodal request",
+            "prompt embeddings" or "prompt logprobs asked for"; empty where it was.
     """
 
     start: int
@@ -29,6 +29,22 @@ class ChunkStats:
     reused: bool = False
     exact: bool = False
     reason: str = ""
+
+
+@dataclass
+class BlendMap:
+    """Each token of a prompt: what its policy measured there, and what became of it.
+
+    Attributes:
+        scores: what the policy's first scoring pass measured (see `blendrag.policies.Evidence`); None where it measured
+            nothing: outside of the chunks whose stored KV is approximate, or for a policy that needs no evidence.
+        stored: the token's KV was stored.
+        computed: the blend pass, or vLLM, computed it.  Of a stored chunk, these are the recomputed tokens.
+    """
+
+    scores: list[float | None]
+    stored: list[bool]
+    computed: list[bool]
 
 
 @dataclass
@@ -48,6 +64,7 @@ class BlendStats:
         blend_s: the blend pass.
         first_token_s: from submission to the first token.
         failure: why the blend pass failed and the request was prefilled in full; empty where it did not.
+        map: token by token, of a request that asked for it (`explain`) and that a blend pass ran for.
     """
 
     policy: str = "plain"
@@ -62,6 +79,7 @@ class BlendStats:
     blend_s: float = 0.0
     first_token_s: float = 0.0
     failure: str = ""
+    map: BlendMap | None = None
 
     @property
     def chunks_found(self) -> int:
@@ -86,15 +104,18 @@ class BlendStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and for frameworks' metadata."""
-        return asdict(self) | {"chunks_found": self.chunks_found, "chunks_reused": self.chunks_reused,
-                               "chunks_missed": self.chunks_missed,
-                               "chunks_prefix_cached": self.chunks_prefix_cached}
+        told = asdict(self)
+        if self.map is None:
+            del told["map"]
+        return told | {"chunks_found": self.chunks_found, "chunks_reused": self.chunks_reused,
+                       "chunks_missed": self.chunks_missed, "chunks_prefix_cached": self.chunks_prefix_cached}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> BlendStats:
         """The inverse of `to_dict`; unknown keys are ignored."""
-        known = {f.name for f in fields(cls)} - {"chunks"}
+        known = {f.name for f in fields(cls)} - {"chunks", "map"}
         return cls(chunks=[ChunkStats(**chunk) for chunk in values.get("chunks", [])],
+                   map=BlendMap(**values["map"]) if values.get("map") else None,
                    **{key: value for key, value in values.items() if key in known})
 
 

@@ -486,7 +486,7 @@ def test_equal_prompts_have_equal_salts(planner):
 def test_the_salt_depends_on_the_policy_and_its_settings(planner):
     put(planner, A), put(planner, B)
     policies = [NoRecompute(), First(), First(3), CacheBlend(), CacheBlend(ratio=0.3), CacheBlend(check_layers=2),
-                Query(), Query(ratio=0.3), Query(over_rows="mean")]
+                Query(), Query(ratio=0.3), Query(over_rows="norm"), Query(reach=0)]
     assert len({salt_of(planner, policy=policy.settings()) for policy in policies}) == len(policies)
 
 
@@ -614,3 +614,17 @@ def test_concluding_leaves_the_plan_as_it_is(planner):
 def test_a_request_without_stored_chunks_concludes_too(planner):
     stats = planner.conclude(plan_of(planner), None)
     assert (stats.rows, [chunk.reason for chunk in stats.chunks]) == (1.0, ["not stored", "not stored"])
+
+
+def test_the_exact_policy_uses_nothing_that_is_approximate(planner):
+    put(planner, A, prefix_digest(PREFIX))
+    put(planner, PREFIX, prefix_digest(()))
+    put(planner, B)
+    plan = plan_of(planner, policy={"policy": "exact"})
+    assert [(p.start, p.end, p.exact) for p in plan.placements] == [(0, 5, True), (5, 25, True)]
+    assert [(c.reused, c.exact, c.reason) for c in plan.stats.chunks] == [
+        (True, True, ""), (False, False, "approximate")]
+    assert plan.keys[1] == ""
+    assert plan.exact_tokens == len(PROMPT)
+    neutral = plan_of(planner, spans=[SPAN_B], policy={"policy": "exact"}, ids=[7, *PROMPT[1:]])
+    assert neutral.placements == []

@@ -12,15 +12,16 @@ from pydantic_core import ErrorDetails
 from blendrag.errors import ConfigError
 from blendrag.policies.base import Attention, Deviation, Evidence, Layout, Policy, Selective, Share
 from blendrag.policies.cacheblend import CacheBlend
+from blendrag.policies.exact import Exact
 from blendrag.policies.first import First
 from blendrag.policies.full import Full
 from blendrag.policies.none import NoRecompute
 from blendrag.policies.query import Query
 
-POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Full, NoRecompute, First, CacheBlend, Query)}
+POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Exact, Full, NoRecompute, First, CacheBlend, Query)}
 
-__all__ = ["POLICIES", "Attention", "CacheBlend", "Deviation", "Evidence", "First", "Full", "Layout", "NoRecompute",
-           "Policy", "Query", "Selective", "Share", "explain", "make_policy"]
+__all__ = ["POLICIES", "Attention", "CacheBlend", "Deviation", "Evidence", "Exact", "First", "Full", "Layout",
+           "NoRecompute", "Policy", "Query", "Selective", "Share", "explain", "make_policy"]
 
 
 def make_policy(spec: str | Policy | Mapping[str, Any]) -> Policy:

@@ -31,7 +31,7 @@ def fresh(name: str = "") -> str:
     return f"{name} {uuid.uuid4()} " + "is the number of a parcel that the post lost between Ormsby and the coast. " * 3
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"exact"}))
 def test_every_policy_answers_and_says_what_it_did(engine: BlendEngine, policy: str) -> None:
     engine.encode(PASSAGES)
     output = one(engine, prompt(0, 1, 2, 3), policy=policy, cache_salt=fresh())

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError, PromptError
-from blendrag.policies import Full
+from blendrag.policies import Exact, Full
 from blendrag.runtime.messages import BlendReport, Placement
 from blendrag.runtime.planning.locating import Marked, Span, locate
 from blendrag.runtime.planning.lookup import Lookup
@@ -73,8 +73,10 @@ class Planner:
             plan.stats.chunks = absent
             return plan if absent else None
         plan.question_start = _question_start(plan.stats.chunks[-1], len(ids))
+        if isinstance(chosen, Exact):
+            _keep_exact(plan)
         if any(chunk.reused for chunk in plan.stats.chunks):
-            plan.exact_tokens = _exact_tokens(plan.placements)
+            plan.exact_tokens = len(ids) if isinstance(chosen, Exact) else _exact_tokens(plan.placements)
             plan.salt = self._salt(plan, ids)
         else:
             plan.placements.clear()
@@ -117,7 +119,16 @@ class Planner:
         layers = self.lookup.facts.num_layers
         stats.reused_tokens, stats.recomputed_tokens = report.reused, report.recomputed
         stats.rows = (report.row_layers + layers) / (layers * stats.prompt_tokens)
+        stats.map = report.map
         return stats
+
+
+def _keep_exact(plan: Plan) -> None:
+    """Leaves the placements that change nothing, and says so of the others' chunks."""
+    plan.placements = [placement for placement in plan.placements if placement.exact]
+    for number, chunk in enumerate(plan.stats.chunks):
+        if chunk.reused and not chunk.exact:
+            chunk.reused, chunk.reason, plan.keys[number] = False, "approximate", ""
 
 
 def _refusal(request: Request) -> str:
