@@ -85,7 +85,8 @@ def look_up_first(request: ModelRequest, handler: Callable[[ModelRequest], Model
 
 def test_an_agent_calls_a_tool_and_reads_its_chunks(chat: ChatBlend, engine: BlendEngine,
                                                     documents: list[Document]) -> None:
-    texts = [Document(f"Atlas of rivers. {document.page_content}") for document in documents]
+    # Long ones: of the second prompt, vLLM's prefix cache holds all that precedes them.
+    texts = [Document(f"Atlas of rivers. {document.page_content} " * 3) for document in documents]
     store = BlendVectorStore.from_documents(texts, DeterministicFakeEmbedding(size=8), engine=engine)
 
     @tool(response_format="content_and_artifact")
