@@ -74,7 +74,7 @@ def test_a_demo_model_is_served_under_its_name(started, smollm2):
 @pytest.mark.parametrize(("arguments", "remedy"), [
     ([], "name the model first: blendrag serve MODEL"),
     (["--port", "8001", "model"], "name the model first: blendrag serve MODEL"),
-    (["model", "--policy", "nope"], "choose one of full"),
+    (["model", "--policy", "nope"], "choose one of "),
     (["model", "--populate", "nope"], "'never' or 'on_miss'"),
     (["model", "--ratio", "2"], "ratio"),
     (["model", "--settings", "missing.yaml"], "check the path"),

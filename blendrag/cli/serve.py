@@ -26,7 +26,7 @@ def serve(
         show_default="on_miss", help="on_miss: documents that requests name and that are not stored are encoded after "
         "their request's first token. never: only stored ones are reused.")] = None,
     policy: Annotated[str | None, typer.Option(
-        show_default="query", help="Which tokens are recomputed: full, none, first, cacheblend, query.")] = None,
+        show_default="query", help="Which tokens are recomputed: exact, full, none, first, cacheblend, query.")] = None,
     ratio: Annotated[float | None, typer.Option(
         show_default="the policy's", help="Share of the reused tokens to recompute.")] = None,
     ram_bytes: Annotated[str | None, typer.Option(
