@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from blendrag import BlendConfig, BlendEngine, mark_chunks, strip_marks
 from blendrag.errors import ConfigError, PromptError
-from llama_index.core import MockEmbedding, SummaryIndex, VectorStoreIndex
+from llama_index.core import SummaryIndex
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMCompletionEndEvent
@@ -127,17 +127,16 @@ def test_arguments_of_a_call(llm: BlendLLM) -> None:
 def test_stored_chunks_are_reused_and_counted(llm: BlendLLM, engine: BlendEngine, passages: list[str]) -> None:
     engine.encode(passages)
     question = f"Answer from these.\n{mark_chunks(passages)}\nOn which river does Dresden lie?"
-    raw = llm.chat([ChatMessage(role="user", content=question)]).raw
+    raw = llm.complete(question, max_tokens=1).raw
     assert raw["blend"]["chunks_reused"] == 3
     assert raw["usage"]["prompt_tokens_details"]["cached_tokens"] == raw["blend"]["reused_tokens"] > 0
-    assert llm.complete(question).raw["blend"]["chunks_reused"] == 3
 
 
 @pytest.mark.parametrize("way", EIGHT)
 async def test_every_method_is_transparent_and_tells_what_it_did(
         engine: BlendEngine, passages: list[str], events: Recorder, exchanges: list[Exchange], way: str) -> None:
     engine.encode(passages[:1])
-    marked = mark_chunks(passages[:1]) + "\n\nOn which river does Arlon lie?"
+    marked = mark_chunks(passages[:1]) + "\n\nThe city of Arlon lies on the river"
     counter = TokenCountingHandler()
     llm = BlendLLM(engine=engine, temperature=0, max_tokens=2, callback_manager=CallbackManager([counter]))
     chats = "chat" in way
@@ -153,8 +152,9 @@ async def test_every_method_is_transparent_and_tells_what_it_did(
     assert [response.raw["blend"] for response in responses] == [exchange.stats.to_dict() for exchange in exchanges]
     ended = events.responses(LLMChatEndEvent if chats else LLMCompletionEndEvent)
     assert [response.raw for response in ended] == [response.raw for response in responses]
-    assert counter.prompt_llm_token_count == sum(response.raw["usage"]["prompt_tokens"] for response in responses) > 80
-    assert counter.completion_llm_token_count == 4
+    usage = [response.raw["usage"] for response in responses]
+    assert counter.prompt_llm_token_count == sum(one["prompt_tokens"] for one in usage) > 0
+    assert counter.completion_llm_token_count == sum(one["completion_tokens"] for one in usage) == 4
     assert [likely.logprob <= 0 for response in responses for likely in response.logprobs[-1]] == [True] * 2
 
 
@@ -185,12 +185,3 @@ def test_a_stock_query_engine_reuses_what_is_stored(llm: BlendLLM, engine: Blend
     SummaryIndex(nodes).as_query_engine(llm=plain).query(question)
     assert [exchange.prompt for exchange in exchanges] == plain.sent
     assert [exchange.stats.chunks_reused for exchange in exchanges] == [3]
-
-
-async def test_streaming_and_async_query_engines_answer_alike(llm: BlendLLM, passages: list[str]) -> None:
-    index = VectorStoreIndex([TextNode(text=passage) for passage in passages[:1]], embed_model=MockEmbedding(8))
-    question = "On which river does Dresden lie?"
-    expected = str(index.as_query_engine(llm=llm).query(question))
-    streamed: Any = index.as_query_engine(llm=llm, streaming=True).query(question)
-    assert "".join(streamed.response_gen) == expected
-    assert str(await index.as_query_engine(llm=llm).aquery(question)) == expected
