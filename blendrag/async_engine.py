@@ -57,7 +57,7 @@ class AsyncBlendEngine:
 
     async def generate(self, prompt: Prompt, sampling_params: Any = None, *, blend: bool = True,
                        policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
-                       lora_request: Any = None, request_id: str | None = None,
+                       lora_request: Any = None, explain: bool = False, request_id: str | None = None,
                        **policy_settings: Any) -> AsyncGenerator[BlendOutput, None]:
         """Completes one prompt; yields the output so far whenever there is more of it.
 
@@ -69,6 +69,7 @@ class AsyncBlendEngine:
             blend: False for vLLM's plain full prefill.
             policy, ratio, policy_settings: override the engine's policy for this request.
             cache_salt: shares vLLM's prefix cache only with requests of the same salt.
+            explain: let `BlendOutput.stats.map` tell, token by token, what was measured and computed.
             request_id: names the request in vLLM's logs and output; unique among the running ones.
 
         Raises:
@@ -79,14 +80,15 @@ class AsyncBlendEngine:
         """
         process, requests = await self._start()
         settings = dict(policy=policy, ratio=ratio, **policy_settings)
-        [made] = await asyncio.to_thread(requests.make, [prompt], [sampling_params], blend, settings, cache_salt)
+        [made] = await asyncio.to_thread(requests.make, [prompt], [sampling_params], blend, settings, cache_salt,
+                                         explain)
         async with aclosing(self._outputs(process, requests, made, lora_request, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
     async def complete(self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, blend: bool = True,
                        policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
-                       lora_request: Any = None, **policy_settings: Any) -> list[BlendOutput]:
+                       lora_request: Any = None, explain: bool = False, **policy_settings: Any) -> list[BlendOutput]:
         """Completes prompts, all in one batch: `BlendEngine.generate`, awaited.
 
         Args:
@@ -102,7 +104,7 @@ class AsyncBlendEngine:
         many, params = pair(prompts, sampling_params)
         process, requests = await self._start()
         settings = dict(policy=policy, ratio=ratio, **policy_settings)
-        made = await asyncio.to_thread(requests.make, many, params, blend, settings, cache_salt)
+        made = await asyncio.to_thread(requests.make, many, params, blend, settings, cache_salt, explain)
         tasks = [asyncio.create_task(_last(self._outputs(process, requests, one, lora_request))) for one in made]
         try:
             return list(await asyncio.gather(*tasks))

@@ -51,7 +51,7 @@ class BlendEngine:
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, blend: bool = True,
                  policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
-                 lora_request: Any = None, **policy_settings: Any) -> list[BlendOutput]:
+                 lora_request: Any = None, explain: bool = False, **policy_settings: Any) -> list[BlendOutput]:
         """Completes prompts, all in one batch.
 
         Args:
@@ -60,6 +60,7 @@ class BlendEngine:
             blend: False for vLLM's plain full prefill.
             policy, ratio, policy_settings: override the engine's policy for these requests.
             cache_salt: shares vLLM's prefix cache only with requests of the same salt.
+            explain: let `BlendOutput.stats.map` tell, token by token, what was measured and computed.
 
         Returns:
             One output for each prompt, in their order.
@@ -71,7 +72,7 @@ class BlendEngine:
         """
         many, params = pair(prompts, sampling_params)
         settings = dict(policy=policy, ratio=ratio, **policy_settings)
-        tickets = self._submit(many, params, blend, settings, cache_salt, lora_request)
+        tickets = self._submit(many, params, blend, settings, cache_salt, lora_request, explain)
         try:
             return [self._last(ticket) for ticket in tickets]
         except BaseException:
@@ -81,13 +82,13 @@ class BlendEngine:
 
     def stream(self, prompt: Prompt, sampling_params: Any = None, *, blend: bool = True,
                policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
-               lora_request: Any = None, **policy_settings: Any) -> Iterator[BlendOutput]:
+               lora_request: Any = None, explain: bool = False, **policy_settings: Any) -> Iterator[BlendOutput]:
         """Like `generate` for one prompt; yields the output so far whenever there is more of it.
 
         Closing the iterator stops the request in the engine.
         """
         settings = dict(policy=policy, ratio=ratio, **policy_settings)
-        [ticket] = self._submit([prompt], [sampling_params], blend, settings, cache_salt, lora_request)
+        [ticket] = self._submit([prompt], [sampling_params], blend, settings, cache_salt, lora_request, explain)
         try:
             for output in ticket:
                 yield self._output(ticket, output)
@@ -212,9 +213,9 @@ class BlendEngine:
             return loop
 
     def _submit(self, prompts: Sequence[Prompt], params: Sequence[Any], blend: bool, settings: dict[str, Any],
-                cache_salt: str | None, lora_request: Any) -> list[Any]:
+                cache_salt: str | None, lora_request: Any, explain: bool) -> list[Any]:
         loop = self._start()
-        made = self._running.make(prompts, params, blend, settings, cache_salt)
+        made = self._running.make(prompts, params, blend, settings, cache_salt, explain)
         return [loop.submit(prompt, request, lora_request=lora_request) for prompt, request in made]
 
     def _last(self, ticket: Any) -> BlendOutput:

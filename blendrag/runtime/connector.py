@@ -107,6 +107,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         plan = self.planner.plan(request, marks.spans, marks.policy, self._document_ids(marks.documents))
         if plan is None:
             return
+        plan.explain = marks.explain
         self._plans[request.request_id] = plan
         if plan.placements:
             block_size = hash_block_size(self._vllm_config, self._kv_cache_config)
@@ -140,7 +141,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
             request_id=request.request_id, token_ids=plan.ids[:-1], placements=plan.placements,
             question_start=plan.question_start, policy=plan.policy.settings(),
             write_from=len(plan.ids) - 1 - num_external_tokens, block_ids=blocks.get_block_ids(),
-            resumed=request.num_preemptions > 0))
+            resumed=request.num_preemptions > 0, explain=plan.explain))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         jobs, self._jobs = self._jobs, []

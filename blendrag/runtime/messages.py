@@ -13,6 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from blendrag.stats import BlendMap
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -41,6 +43,7 @@ class BlendJob:
         write_from: tokens before it are in the paged cache already, shared with other requests.
         block_ids: the request's blocks in the paged cache, per KV cache group.
         resumed: vLLM had preempted the request, and it is blended again.
+        explain: report token by token.
     """
 
     request_id: str
@@ -51,6 +54,7 @@ class BlendJob:
     write_from: int
     block_ids: tuple[list[int], ...]
     resumed: bool = False
+    explain: bool = False
 
 
 @dataclass
@@ -59,6 +63,7 @@ class BlendReport:
 
     `damaged` names entries that were planned with and could not be had when they were needed.  After a `failure` the
     request was computed in full; `unwritten` are the blocks of one for which that failed too.  `resumed` is the job's.
+    `map` is there where the job asks for it.
     """
 
     row_layers: int = 0
@@ -71,6 +76,7 @@ class BlendReport:
     failure: str = ""
     unwritten: list[int] = field(default_factory=list)
     resumed: bool = False
+    map: BlendMap | None = None
 
 
 @dataclass(frozen=True)

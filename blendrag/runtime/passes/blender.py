@@ -20,6 +20,7 @@ from blendrag.runtime.passes.entries import Entries
 from blendrag.runtime.passes.forward import Forward
 from blendrag.runtime.passes.lanes import AttentionLane, BlendLane, DeviationLane
 from blendrag.runtime.passes.sparsity import Sparsity
+from blendrag.stats import BlendMap
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class _Work:
     needed: torch.Tensor  # bool [tokens]: others that will be
     sparsity: Sparsity | None = None
     dense_layers: int = 0
+    scores: torch.Tensor | None = None  # of the first step, where the job wants to know
 
 
 class Blender:
@@ -153,6 +155,8 @@ class Blender:
             if step == 0 and self.sparse_attention is not None:
                 scores = lane.scores.where(work.context.stored, 0)
                 work.sparsity = Sparsity.choose(work.layout, scores, self.sparse_attention)
+            if step == 0 and work.job.explain:
+                work.scores = lane.scores
             self._narrow(work, lane.scores, step)
             if isinstance(lane, AttentionLane):
                 work.needed[lane.positions] = True  # their KV in the context is the scoring pass's: compute it anew
@@ -182,6 +186,8 @@ class Blender:
         work.report.recomputed = int((rows & stored).sum())
         work.report.reused = int(stored.sum()) - work.report.recomputed
         work.report.row_layers += count * len(self.model.layers)
+        if work.job.explain:
+            work.report.map = _map(work, rows)
         reach = work.policy.reach if isinstance(work.policy, Selective) else 0
         drift = Drift(work.layout, rows, reach) if reach else None
         return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids, work.sparsity,
@@ -193,6 +199,15 @@ class Blender:
     def _synchronize(self) -> None:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _map(work: _Work, rows: torch.Tensor) -> BlendMap:
+    """What a pass knows of each token of a prompt, the last one included, which vLLM computes."""
+    scores: list[float | None] = [None] * len(rows)
+    if work.scores is not None:
+        measured = zip(work.scores.tolist(), work.layout.reused.tolist(), strict=True)
+        scores = [score if reused else None for score, reused in measured]
+    return BlendMap([*scores, None], [*work.context.stored.tolist(), False], [*rows.tolist(), True])
 
 
 def _layout(context: Context) -> Layout:

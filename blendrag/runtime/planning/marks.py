@@ -20,19 +20,23 @@ _NEIGHBOURS = ("a", ".", "\n", " a", "7")
 MARKS = "blend"
 """Key of `kv_transfer_params` under which a request's marks travel in and its statistics travel out.
 
-In: `{"spans": [[start, end], ...], "documents": [text, ...], "policy": settings}`, all optional, or False for a plain
-full prefill.
+In: `{"spans": [[start, end], ...], "documents": [text, ...], "policy": settings, "explain": true}`, all optional, or
+False for a plain full prefill.
 Out: `BlendStats.to_dict()`.
 """
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Spans `[start, end)` of chunks in token ids, policy settings, texts of chunks; all as the client sent them."""
+    """Spans `[start, end)` of chunks in token ids, policy settings, texts of chunks; all as the client sent them.
+
+    `explain` asks for `BlendStats.map`.
+    """
 
     spans: Any
     policy: Any
     documents: Any = field(default_factory=list)
+    explain: bool = False
 
 
 def marks_of(request: Request, delimiter_ids: Sequence[int]) -> Marks | None:
@@ -46,9 +50,10 @@ def marks_of(request: Request, delimiter_ids: Sequence[int]) -> Marks | None:
     if given is False:
         return None
     said = given if isinstance(given, dict) else {}
-    if said.get("spans") or said.get("documents"):
-        return Marks(said.get("spans") or [], said.get("policy"), said.get("documents") or [])
-    return Marks(delimited(request.prompt_token_ids or [], delimiter_ids), said.get("policy"))
+    spans, documents = said.get("spans") or [], said.get("documents") or []
+    if not spans and not documents:
+        spans = delimited(request.prompt_token_ids or [], delimiter_ids)
+    return Marks(spans, said.get("policy"), documents, said.get("explain") is True)
 
 
 def delimiter_in(tokens: SegmentTokenizer, delimiter: str) -> list[int]:

@@ -28,6 +28,7 @@ class Plan:
         keys: the stored entry of each chunk in `stats.chunks`; empty where there is none.
         missing: what would be of use another time and is not stored: the marked chunks, and a prefix that was seen
             before.
+        explain: tell token by token what a pass did.
         declined: vLLM's prefix cache left less to compute than a blend pass would have.
         prefill: vLLM's own count of the prompt tokens it need not compute, once a pass is under way.
     """
@@ -41,6 +42,7 @@ class Plan:
     question_start: int = 0
     exact_tokens: int = 0
     salt: bytes = b""
+    explain: bool = False
     declined: bool = False
     prefill: Any = None
 
