@@ -70,9 +70,14 @@ def smollm2() -> Path:
 
 @pytest.fixture
 def engine(engine_pool: EnginePool, smollm2: Path) -> Any:
-    """SmolLM2 in float32 on the CPU engine, with its first layers' worth of everything vLLM does by default."""
+    """SmolLM2 in float32 on the CPU engine, with its first layers' worth of everything vLLM does by default.
+
+    Answers can be forced on it, for the tests of evaluation; it makes no other difference.
+    """
+    from blendrag.runtime.forcing import PROCESSOR
+
     return engine_pool.get(smollm2, dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
-                           kv_cache_memory_bytes=2**30)
+                           kv_cache_memory_bytes=2**30, logits_processors=[PROCESSOR])
 
 
 @pytest.fixture(scope="module")

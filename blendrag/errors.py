@@ -25,5 +25,9 @@ class DocumentError(BlendError):
     """A document or a folder of documents cannot be read."""
 
 
+class DatasetError(BlendError):
+    """A data set of questions cannot be read, or an entry of it is not of the form that is expected."""
+
+
 class EngineClosedError(BlendError):
     """The engine was closed, or died, before the request could finish."""

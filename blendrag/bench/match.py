@@ -8,12 +8,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from blendrag.machine import processor
 from blendrag.store.index import ContentIndex
 from blendrag.store.windows import prompt_ids
 
@@ -131,10 +131,5 @@ def table(figures: Sequence[Figure], chunks: int, tokens: int) -> Table:
 
 def machine() -> str:
     """One line about the machine and how busy it is."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return (f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, "
+    return (f"{processor()}, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, "
             f"numpy {np.__version__}")

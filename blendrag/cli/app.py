@@ -10,7 +10,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from blendrag import __version__
-from blendrag.cli import demo, index, models, serve
+from blendrag.cli import demo, eval, index, models, serve  # noqa: A004
 from blendrag.errors import BlendError
 
 
@@ -29,6 +29,8 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=
                   help="Reuse the KV cache of document chunks at any place in a prompt.")
 app.command("demo")(demo.demo)
 app.command("index")(index.index)
+app.command("eval", epilog=eval.EPILOG, context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+            )(eval.evaluate)
 app.command("serve", epilog=serve.EPILOG, context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
             )(serve.serve)
 app.add_typer(models.app, name="models", help="The demo's models.")

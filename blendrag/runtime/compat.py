@@ -9,6 +9,7 @@ import vllm.logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.sample.logits_processor import LogitsProcessor
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -79,6 +80,18 @@ def set_up_logging(args: Any) -> None:
     set_up = getattr(vllm.logger, "configure_logging_from_args", None)
     if set_up is not None:
         set_up(args)
+
+
+def logits_processor_interfaces() -> tuple[type, ...]:
+    """What a custom logits processor has to be: vLLM has had two model runners, each with an interface of its own.
+
+    0.26 runs any engine that has such processors with its older runner.
+    """
+    try:
+        from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as NewerInterface
+    except ImportError:
+        return (LogitsProcessor,)
+    return LogitsProcessor, NewerInterface
 
 
 def spare_llvmlite() -> None:

@@ -1,0 +1,118 @@
+"""`blendrag eval`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from blendrag.cli.environment import prepare
+from blendrag.errors import BlendError, ConfigError
+
+if TYPE_CHECKING:
+    from blendrag.config import BlendConfig
+    from blendrag.evaluate import Evaluation, Question, Setting
+
+EPILOG = ("Any engine option of vLLM may follow, such as --max-model-len 8192 or --dtype float32; "
+          "`blendrag serve --vllm-help` lists them all.")
+
+_INTERRUPTED = 130
+
+
+def evaluate(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(
+        metavar="MODEL", show_default=False, help="smollm2, or a folder or hub name that vLLM loads.")],
+    data: Annotated[Path, typer.Option(
+        help="Questions and what was retrieved for each: a JSON list, or JSON lines, of {question, ctxs, answers}.")],
+    policies: Annotated[str, typer.Option(
+        help="Policies to compare with a full prefill, separated by commas, each with settings where wanted "
+        "(query:reach=0). default is what an engine uses unasked.")] = "default,cacheblend,first,none",
+    ratio: Annotated[list[float] | None, typer.Option(
+        min=0, max=1, show_default="the policy's", help="Share of the reused tokens to recompute; repeat it for more. "
+        "default keeps its own.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Ask the first so many questions only.")] = None,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 32,
+    settings: Annotated[Path | None, typer.Option(
+        help="A YAML file of BlendConfig's settings, as `blendrag serve` takes it.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    html_file: Annotated[Path | None, typer.Option(
+        "--html", help="Write a report with plots, every answer and a blend map to this file.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the log lines of vLLM and its libraries.")] = False,
+) -> None:
+    """Measure on your own questions what blending saves, and what it costs in quality."""
+    if model.startswith("-"):
+        raise ConfigError("name the model first: blendrag eval MODEL --data FILE.json")
+    suited = prepare(verbose)
+    from blendrag.config import BlendConfig
+    from blendrag.evaluate import load_questions, settings_of
+    from blendrag.runtime.engine.options import engine_options
+
+    config = BlendConfig.from_yaml(settings) if settings else BlendConfig()
+    chosen = settings_of(policies, ratio or [], config)
+    questions = load_questions(data, limit)
+    for file in filter(None, (json_file, html_file)):
+        _check(file)
+    engine_args = suited | engine_options(context.args)
+    found = run_eval(model, str(data), questions, chosen, config, answer_tokens, json_file, html_file, Console(),
+                     engine_args)
+    if found.interrupted or found.failures:
+        raise typer.Exit(_INTERRUPTED if found.interrupted else 1)
+
+
+def run_eval(model: str, dataset: str, questions: list[Question], settings: list[Setting], config: BlendConfig,
+             answer_tokens: int, json_file: Path | None, html_file: Path | None, console: Console,
+             engine_args: dict[str, Any]) -> Evaluation:
+    """Measures, shows the table and writes the files, also after Ctrl-C and where questions failed.
+
+    Raises:
+        BlendError: a model that cannot be loaded, a file that cannot be written, or not one question measured.
+    """
+    from blendrag.demo.run import progress_bar
+    from blendrag.engine import BlendEngine
+    from blendrag.evaluate import engine_arguments as needed
+    from blendrag.evaluate import evaluate, summarise
+    from blendrag.evaluate.blendmap import map_prompt
+    from blendrag.evaluate.html import report
+    from blendrag.evaluate.table import show
+    from blendrag.machine import device
+    from blendrag.models import engine_arguments, resolve
+
+    args = engine_arguments(model) | engine_args
+    with BlendEngine(resolve(model), config=config, **(args | needed(args))) as engine:
+        with console.status("starting vLLM"):
+            _ = engine.tokenizer
+        with progress_bar(console, "questions") as on_progress:
+            found = evaluate(engine, questions, settings, answer_tokens=answer_tokens, on_progress=on_progress)
+        summaries = summarise(found)
+        title = f"{model} on {dataset}, {device()}"
+        if found.questions:
+            show(console, found, summaries, title)
+        if json_file:
+            told = {"model": model, "dataset": dataset, "policies": [summary.to_dict() for summary in summaries]}
+            _write(json_file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+        if html_file and found.questions:
+            mapped = map_prompt(engine, found)
+            _write(html_file, report(title, found, summaries, mapped))
+    if not found.questions:
+        reason = found.failures[0].reason if found.failures else "interrupted"
+        raise BlendError(f"not one question could be measured: {reason}")
+    return found
+
+
+def _check(path: Path) -> None:
+    """Finds out now, not minutes later; what the file holds stays until there is something better."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise BlendError(f"{path} cannot be written ({error.strerror}): name another file") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise BlendError(f"{path} cannot be written ({error.strerror}): name another file") from error

@@ -1,0 +1,92 @@
+"""Asks an engine one question in one way, and makes sure that it was answered in that way."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blendrag.engine import BlendEngine
+from blendrag.errors import BlendError, ConfigError
+from blendrag.evaluate.metrics import Distribution
+from blendrag.evaluate.settings import Setting
+from blendrag.outputs import BlendOutput
+from blendrag.prompt import BlendPrompt
+
+TOP_TOKENS = 4096
+"""Tokens of each place whose probabilities are asked for."""
+
+FORCED_TOKENS = 16
+"""Tokens of the full prefill's answer along which distributions are compared."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        token_ids: the answer; greedy.
+        rows: see `BlendStats`.
+        first_token_s: seconds to the first token, of a request that asked for nothing but the answer.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    rows: float
+    first_token_s: float
+
+
+def engine_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The engine arguments that `distributions` needs, on top of those that a user gave."""
+    from blendrag.runtime.forcing import PROCESSOR
+
+    processors = [*(given.get("logits_processors") or ()), PROCESSOR]
+    most = given.get("max_logprobs") or 0
+    return {"logits_processors": processors, "max_logprobs": most if most == -1 else max(most, TOP_TOKENS)}
+
+
+def answer(engine: BlendEngine, prompt: BlendPrompt, setting: Setting, tokens: int) -> Answer:
+    """The answer of at most so many tokens; the only request that runs, unless other threads use the engine.
+
+    Raises:
+        BlendError: see `request`.
+    """
+    from vllm import SamplingParams
+
+    output = request(engine, prompt, setting, SamplingParams(temperature=0, max_tokens=tokens))
+    return Answer(output.text, tuple(output.token_ids), output.stats.rows, output.stats.first_token_s)
+
+
+def distributions(engine: BlendEngine, prompt: BlendPrompt, setting: Setting,
+                  token_ids: Sequence[int]) -> list[Distribution]:
+    """What the model expects at each place of a given answer (teacher forcing).
+
+    Raises:
+        ConfigError: the engine was started without `engine_arguments`.
+        BlendError: see `request`.
+    """
+    from blendrag.runtime.forcing import forced_params, read_logprobs
+
+    output = request(engine, prompt, setting, forced_params(token_ids, TOP_TOKENS))
+    if output.token_ids != list(token_ids):
+        raise ConfigError("the engine does not give answers that are forced on it: start it with the engine arguments "
+                          "of blendrag.evaluate.engine_arguments")
+    return [Distribution(ids, logprobs) for ids, logprobs in read_logprobs(output.outputs[0])]
+
+
+def request(engine: BlendEngine, prompt: BlendPrompt, setting: Setting, params: Any, *,
+            explain: bool = False) -> BlendOutput:
+    """One request, whose KV comes from a pass of its own: vLLM's prefix cache, which is on, knows nothing of its salt.
+
+    Raises:
+        BlendError: the prompt does not fit the model, or the request was not answered in this way.
+    """
+    how: dict[str, Any] = {"blend": False} if setting.policy is None else {"policy": setting.policy, "explain": explain}
+    [output] = engine.generate(prompt, params, cache_salt=uuid.uuid4().hex, **how)
+    stats = output.stats
+    if stats.failure:
+        raise BlendError(f"the blend pass failed ({stats.failure}): report it, if memory was not short")
+    if stats.prefix_cached_tokens:
+        raise BlendError(f"vLLM's prefix cache held {stats.prefix_cached_tokens} tokens of a new prompt: report it")
+    return output

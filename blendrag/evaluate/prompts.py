@@ -1,0 +1,27 @@
+"""The prompt that a question of a data set becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blendrag.evaluate.dataset import Question
+from blendrag.prompt import BlendPrompt, mark_chunks
+
+INSTRUCTION = "Answer from the passages alone, in at most 5 words, and do not repeat the question."
+"""How to answer, unless a question says otherwise."""
+
+
+def build_prompt(tokenizer: Any, question: Question) -> BlendPrompt:
+    """Instruction, chunks, instruction, question; in the model's chat template where it has one.
+
+    The text before the first chunk depends on nothing but the instruction: chunks can be encoded behind it.
+    """
+    instruction = question.instruction or INSTRUCTION
+    passages = mark_chunks(question.chunks, separator="")
+    request = (f"Read these passages; a question follows them. {instruction}\n\nPassages:\n{passages}"
+               f"{instruction}\nQuestion: {question.text}")
+    if not getattr(tokenizer, "chat_template", None):
+        return BlendPrompt.from_text(f"{request}\nAnswer:")
+    text = tokenizer.apply_chat_template([{"role": "user", "content": request}], tokenize=False,
+                                         add_generation_prompt=True)
+    return BlendPrompt.from_text(text, add_special_tokens=False)

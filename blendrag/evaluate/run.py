@@ -1,0 +1,161 @@
+"""Asks every question plainly and with every setting, and compares."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from blendrag.engine import BlendEngine
+from blendrag.errors import BlendError, EngineClosedError
+from blendrag.evaluate.ask import FORCED_TOKENS, Answer, answer, distributions
+from blendrag.evaluate.dataset import Question
+from blendrag.evaluate.metrics import Distribution, divergence, exact_match, f1, first_line
+from blendrag.evaluate.prompts import build_prompt
+from blendrag.evaluate.settings import PLAIN, Setting
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One question, answered in one way.
+
+    Attributes:
+        text: the answer.
+        rows: share of a full prefill's rows that was computed.
+        ttft_s: seconds to the first token.
+        kl: KL(plain || this) of the first token's distribution, in nats.
+        top1: both expect the same first token most.
+        kl16: mean KL over the first tokens of the plain answer, each behind those before it (`FORCED_TOKENS` at most).
+        same: the answer is the plain one, token by token.
+        f1, em: of the answer's first line; None where no right answer is known.
+    """
+
+    text: str
+    rows: float
+    ttft_s: float
+    kl: float
+    top1: bool
+    kl16: float
+    same: bool
+    f1: float | None
+    em: float | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A question that could not be measured."""
+
+    question: Question
+    reason: str
+
+
+@dataclass
+class Evaluation:
+    """What was measured so far.
+
+    Attributes:
+        settings: the baseline first.
+        questions: those that were answered in every way, in the order of the data set.
+        outcomes: of each setting, by its label, one for each of `questions`.
+        failures: questions that were left out.
+        interrupted: the user did not wait for the rest.
+    """
+
+    settings: tuple[Setting, ...]
+    questions: list[Question] = field(default_factory=list)
+    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def evaluate(engine: BlendEngine, questions: Sequence[Question], settings: Sequence[Setting], *,
+             answer_tokens: int = 32, on_progress: Callable[[int, int], None] | None = None) -> Evaluation:
+    """Measures settings against a plain full prefill.
+
+    The questions come one after the other, each answered in every way before the next, so that what is there after
+    Ctrl-C or a failure is paired.  A question that fails in one way is left out of all.
+
+    Args:
+        engine: started with `engine_arguments`.
+        settings: without the baseline, which is measured in any case.
+        answer_tokens: most tokens of an answer.
+        on_progress: called with (questions done, questions in all).
+    """
+    result = Evaluation((PLAIN, *settings))
+    result.outcomes = {setting.label: [] for setting in result.settings}
+    _ = engine.tokenizer  # starts the engine: what goes wrong here is no question's fault
+    try:
+        with suppress(BlendError):  # the question will say so again
+            for question in questions[:1]:
+                _warm_up(engine, question, result.settings)
+        for number, question in enumerate(questions, 1):
+            try:
+                found = measure(engine, question, result.settings, answer_tokens)
+            except EngineClosedError:
+                raise
+            except Exception as error:
+                logger.debug("question in line %d failed", question.line, exc_info=True)
+                reason = str(error) if isinstance(error, BlendError) else f"{type(error).__name__}: {error}"
+                result.failures.append(Failure(question, reason))
+            else:
+                result.questions.append(question)
+                for label, outcome in found.items():
+                    result.outcomes[label].append(outcome)
+            if on_progress:
+                on_progress(number, len(questions))
+    except KeyboardInterrupt:
+        result.interrupted = True
+    except EngineClosedError as error:
+        undone = questions[len(result.questions) + len(result.failures)]
+        result.failures.append(Failure(undone, f"{error}; the questions behind it were not asked"))
+    return result
+
+
+def measure(engine: BlendEngine, question: Question, settings: Sequence[Setting],
+            answer_tokens: int) -> Mapping[str, Outcome]:
+    """One question in every way, by the settings' labels; the first setting is what the others are compared with.
+
+    Its chunks are encoded before, behind the text that precedes the first of them, as a retriever does it.
+
+    Raises:
+        BlendError: the prompt does not fit the model, or a request was not answered as it should have been.
+    """
+    prompt = build_prompt(engine.tokenizer, question)
+    engine.encode(question.chunks, prefix=prompt)
+    found: dict[str, Outcome] = {}
+    baseline: tuple[Answer, list[Distribution]] | None = None
+    for setting in settings:
+        given = answer(engine, prompt, setting, answer_tokens)
+        full = baseline[0] if baseline else given
+        expected = distributions(engine, prompt, setting, full.token_ids[:FORCED_TOKENS])
+        baseline = baseline or (given, expected)
+        found[setting.label] = compare(baseline, (given, expected), question.answers)
+    return found
+
+
+def _warm_up(engine: BlendEngine, question: Question, settings: Sequence[Setting]) -> None:
+    """Compiles and allocates what first use does."""
+    prompt = build_prompt(engine.tokenizer, question)
+    engine.encode(question.chunks, prefix=prompt)
+    for setting in settings:
+        answer(engine, prompt, setting, 1)
+
+
+def compare(full: tuple[Answer, Sequence[Distribution]], other: tuple[Answer, Sequence[Distribution]],
+            references: Sequence[str]) -> Outcome:
+    """An answer and what was expected along the full prefill's, against those of the full prefill.
+
+    Args:
+        references: right answers; may be empty.
+    """
+    along = [divergence(p, q) for p, q in zip(full[1], other[1], strict=True)]
+    given = other[0]
+    said = first_line(given.text)
+    return Outcome(
+        text=given.text, rows=given.rows, ttft_s=given.first_token_s, kl=along[0], kl16=fmean(along),
+        top1=full[1][0].likeliest == other[1][0].likeliest, same=given.token_ids == full[0].token_ids,
+        f1=f1(said, references) if references else None, em=exact_match(said, references) if references else None)

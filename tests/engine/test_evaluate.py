@@ -1,0 +1,69 @@
+"""An evaluation by a real engine: what is measured is what its name says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from blendrag import BlendEngine, SamplingParams
+from blendrag.evaluate import PLAIN, Question, evaluate, settings_of, summarise
+from blendrag.evaluate.ask import distributions, request
+from blendrag.evaluate.blendmap import draw, map_prompt
+from blendrag.evaluate.metrics import Distribution, divergence
+from blendrag.evaluate.prompts import build_prompt
+from tests.engine.texts import PASSAGES
+
+QUESTION = Question("Who chairs the water committee of the town where the cheese is sold?",
+                    tuple(f"{passage}\n\n" for passage in PASSAGES[:4]), ("Maria Okafor",))
+
+
+def test_an_evaluation_and_its_map(engine: BlendEngine) -> None:
+    too_long = Question("Why?", (PASSAGES[0] * 40,), line=2)
+    settings = settings_of("default,full,none", [], engine.config)
+    found = evaluate(engine, [QUESTION, too_long], settings, answer_tokens=5)
+    assert found.questions == [QUESTION]
+    assert [failure.question for failure in found.failures] == [too_long]
+    assert "raise max_model_len" in found.failures[0].reason
+    plain, default, full, none = summarise(found)
+    assert (plain.rows, plain.kl, plain.same) == (1, 0, 1)
+    assert (full.kl, full.kl16, full.top1, full.same) == (pytest.approx(0, abs=1e-5), pytest.approx(0, abs=1e-5), 1, 1)
+    assert full.rows == pytest.approx(1)
+    assert 0 < (none.rows or 0) < (default.rows or 0) < 0.6
+    assert (none.kl or 0) > 1e-4 < (none.kl16 or 0)
+    assert all(summary.ttft_s and summary.f1 is not None for summary in (plain, default, full, none))
+    mapped = map_prompt(engine, found)
+    assert mapped is not None
+    assert mapped.stats.map is not None
+    tokens, told = mapped.stats.prompt_tokens, mapped.stats.map
+    assert len(told.scores) == len(told.stored) == len(told.computed) == len(mapped.pieces) == tokens
+    assert sum(a and b for a, b in zip(told.stored, told.computed, strict=True)) == mapped.stats.recomputed_tokens > 0
+    assert sum(told.stored) == mapped.stats.recomputed_tokens + mapped.stats.reused_tokens
+    approximate = [token for chunk in mapped.stats.chunks if not chunk.exact
+                   for token in range(chunk.start, chunk.start + chunk.tokens)]
+    assert [token for token, score in enumerate(told.scores) if score is not None] == approximate
+    assert "".join(mapped.pieces) == build_prompt(engine.tokenizer, QUESTION).text
+    assert draw(mapped).count('class="chunk"') == 4
+
+
+def test_answers_can_be_forced_and_their_divergence_is_exact(engine: BlendEngine) -> None:
+    prompt = build_prompt(engine.tokenizer, QUESTION)
+    engine.encode(QUESTION.chunks, prefix=prompt)
+    [none] = settings_of("none", [], engine.config)
+    forced = engine.tokenizer.encode("Maria Okafor, of course", add_special_tokens=False)[:3]
+    few = [distributions(engine, prompt, setting, forced) for setting in (PLAIN, none)]
+    assert [len(places) for places in few] == [3, 3]
+
+    def everything(setting: object) -> Distribution:
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+        found = request(engine, prompt, setting, params).outputs[0].logprobs[0]  # type: ignore[arg-type]
+        ids = sorted(found)
+        return Distribution(np.array(ids), np.array([found[token].logprob for token in ids]))
+
+    exact = divergence(everything(PLAIN), everything(none))
+    assert exact > 1e-3
+    assert divergence(few[0][0], few[1][0]) == pytest.approx(exact, rel=0.01), "the likeliest tokens are enough"
+    # What is forced comes next: the second place is what a prompt that ends in the first token expects.
+    behind = type(prompt)(*prompt.parts, engine.tokenizer.decode(forced[:1]), add_special_tokens=False)
+    following = request(engine, behind, PLAIN, SamplingParams(temperature=0, max_tokens=1)).token_ids
+    assert few[0][1].likeliest == following[0]
+    assert request(engine, prompt, none, SamplingParams(max_tokens=1)).stats.map is None, "it was not asked for"
