@@ -188,6 +188,11 @@ def test_errors_name_the_remedy(tokenizer: Any, options: dict[str, Any], error: 
         turn_of(tokenizer, **options)
 
 
+def test_a_template_that_cannot_do_without_tools_says_so(tokenizer: Any) -> None:
+    with pytest.raises(PromptError, match="pass another template"):
+        turn_of(tokenizer, tools=(), chat_template="{% for tool in tools %}{% endfor %}")
+
+
 @pytest.mark.parametrize(("template", "syntax"), [
     ("<tool_call>", "hermes"), ("<tool_call><function=x>", "qwen3_coder"), ("[TOOL_CALLS]", "mistral"),
     ("<|python_tag|>", "llama3_json"), ("functools[", "phi4_mini_json"),

@@ -56,7 +56,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], template:
     try:
         text: str = tokenizer.apply_chat_template([_row(message) for message in messages], chat_template=used,
                                                   tokenize=False, add_generation_prompt=True, **variables)
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:  # a template that reads what is not there fails as Python does
         raise PromptError(f"the chat template does not take these messages ({error}): change their roles or order, "
                           "or pass another template as chat_template") from error
     return text
