@@ -85,8 +85,9 @@ class ForcedTokens(*logits_processor_interfaces()):  # type: ignore[misc]
             places = [(row, row, len(output)) for row, (_, output) in self._forced.items()]
         else:
             prompt_len = self._state.prompt_len.np
-            places = [(row, slot, int(ctx.seq_lens_upper_bound_np[row]) - int(prompt_len[slot]))
-                      for row, slot in enumerate(map(int, ctx.idx_mapping_np)) if slot in self._forced]
+            rows = zip(ctx.expanded_idx_mapping.tolist(), ctx.pos.tolist(), strict=True)
+            places = [(row, slot, position + 1 - int(prompt_len[slot]))
+                      for row, (slot, position) in enumerate(rows) if slot in self._forced]
         for row, slot, position in places:
             ids = self._forced[slot][0]
             if 0 <= position < len(ids):
