@@ -1,0 +1,70 @@
+"""`blendrag eval` before it loads a model: what it is told, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from blendrag.cli import app
+from blendrag.cli import eval as command
+from blendrag.evaluate import engine_arguments
+from blendrag.runtime.engine.options import engine_options
+
+DATA = str(Path(__file__).parent.parent / "examples/data/multihop.json")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command would measure; its logging and environment are left as they are."""
+    found: dict[str, Any] = {}
+
+    def run_eval(*args: Any) -> Any:
+        names = "model", "dataset", "questions", "settings", "config", "tokens", "json", "html", "console", "engine"
+        found.update(zip(names, args, strict=True))
+        return type("Found", (), {"interrupted": False, "failures": []})
+
+    monkeypatch.setattr(command, "run_eval", run_eval)
+    monkeypatch.setattr(command, "prepare", lambda verbose: {})
+    return found
+
+
+def test_what_a_user_types_becomes_what_is_measured(told: dict[str, Any], tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    figures.write_text("of another time")
+    done = CliRunner().invoke(app, ["eval", "m", "--data", DATA, "--policies", "default,cacheblend", "--ratio", "0.1",
+                                    "--ratio", "0.3", "--limit", "2", "--json", str(figures), "--max-model-len", "4096"])
+    assert done.exit_code == 0, done.output
+    assert [setting.label for setting in told["settings"]] == ["default 0.15", "cacheblend 0.1", "cacheblend 0.3"]
+    assert (told["model"], told["dataset"], len(told["questions"])) == ("m", DATA, 2)
+    assert told["engine"] == {"max_model_len": 4096}
+    assert figures.read_text() == "of another time", "until there is something better"
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--data", "none.json"], "cannot be read"),
+    (["--data", DATA, "--policies", "magic"], "there is no policy 'magic'"),
+    (["--data", DATA, "--html", "/nowhere/report.html"], "cannot be written"),
+])
+def test_what_cannot_work_is_refused_at_once(told: dict[str, Any], arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["eval", "m", *arguments])
+    assert done.exit_code == 1
+    assert said in done.output
+    assert not told
+
+
+def test_engine_options_are_those_that_were_given() -> None:
+    assert engine_options([]) == {}
+    assert engine_options(["--max-model-len", "4096", "--dtype=float32", "--enforce-eager"]) == {
+        "max_model_len": 4096, "dtype": "float32", "enforce_eager": True}
+    with pytest.raises(SystemExit):
+        engine_options(["--no-such-option"])
+
+
+def test_forcing_needs_a_processor_and_logprobs() -> None:
+    [processor] = engine_arguments({})["logits_processors"]
+    assert engine_arguments({"logits_processors": ["mine:One"], "max_logprobs": 10}) == {
+        "logits_processors": ["mine:One", processor], "max_logprobs": 4096}
+    assert engine_arguments({"max_logprobs": -1})["max_logprobs"] == -1
