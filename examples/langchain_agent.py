@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 from blendrag.documents import read_folder, split
 from blendrag.models import fetch
@@ -20,8 +21,9 @@ from langchain.agents.middleware import ModelRequest, ModelResponse, wrap_model_
 from langchain_blendrag import BlendVectorStore, ChatBlend, SentenceTransformerEmbeddings
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.tools import create_retriever_tool
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import Field
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 folder = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs"
@@ -59,8 +61,15 @@ pieces = [piece for source in read_folder(folder) for piece in split(source, mod
 documents = [Document(piece.text) for piece in pieces]
 embeddings = SentenceTransformerEmbeddings(str(fetch("minilm")))
 store = BlendVectorStore.from_documents(documents, embeddings, llm=model)
-search = create_retriever_tool(store.as_retriever(search_kwargs={"k": 6}), "search", "Searches the documentation.",
-                               response_format="content_and_artifact")
+
+
+@tool(response_format="content_and_artifact")
+def search(query: Annotated[str, Field(max_length=60)]) -> tuple[str, list[Document]]:
+    """Searches the documentation."""
+    found = store.similarity_search(query, k=6)
+    return "\n\n".join(document.page_content for document in found), found
+
+
 agent = create_agent(model, [search], middleware=[search_first], checkpointer=InMemorySaver())
 
 conversation = {"configurable": {"thread_id": "1"}}

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[4] / "examples"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Documents of two chunks."""
-    text = "The heron stands still in shallow water and waits for fish. It flies slowly, with its neck drawn in. " * 8
+    text = "The heron stands still in shallow water and waits for fish. It flies slowly, with its neck drawn in. " * 16
     (tmp_path / "heron.md").write_text(text)
     return tmp_path
 
