@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from blendrag.cli import app
 from blendrag.cli import eval as command
 from blendrag.evaluate import engine_arguments
+from blendrag.evaluate.ask import TOP_TOKENS
 from blendrag.runtime.engine.options import engine_options
 
 DATA = str(Path(__file__).parent.parent / "examples/data/multihop.json")
@@ -34,8 +35,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_what_a_user_types_becomes_what_is_measured(told: dict[str, Any], tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     figures.write_text("of another time")
-    done = CliRunner().invoke(app, ["eval", "m", "--data", DATA, "--policies", "default,cacheblend", "--ratio", "0.1",
-                                    "--ratio", "0.3", "--limit", "2", "--json", str(figures), "--max-model-len", "4096"])
+    typed = ["--data", DATA, "--policies", "default,cacheblend", "--ratio", "0.1", "--ratio", "0.3", "--limit", "2",
+             "--json", str(figures), "--max-model-len", "4096"]
+    done = CliRunner().invoke(app, ["eval", "m", *typed])
     assert done.exit_code == 0, done.output
     assert [setting.label for setting in told["settings"]] == ["default 0.15", "cacheblend 0.1", "cacheblend 0.3"]
     assert (told["model"], told["dataset"], len(told["questions"])) == ("m", DATA, 2)
@@ -66,5 +68,5 @@ def test_engine_options_are_those_that_were_given() -> None:
 def test_forcing_needs_a_processor_and_logprobs() -> None:
     [processor] = engine_arguments({})["logits_processors"]
     assert engine_arguments({"logits_processors": ["mine:One"], "max_logprobs": 10}) == {
-        "logits_processors": ["mine:One", processor], "max_logprobs": 4096}
+        "logits_processors": ["mine:One", processor], "max_logprobs": TOP_TOKENS}
     assert engine_arguments({"max_logprobs": -1})["max_logprobs"] == -1

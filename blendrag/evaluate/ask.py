@@ -14,8 +14,8 @@ from blendrag.evaluate.settings import Setting
 from blendrag.outputs import BlendOutput
 from blendrag.prompt import BlendPrompt
 
-TOP_TOKENS = 4096
-"""Tokens of each place whose probabilities are asked for."""
+TOP_TOKENS = 16384
+"""Tokens of each place whose probabilities are asked for, of a vocabulary that has as many."""
 
 FORCED_TOKENS = 16
 """Tokens of the full prefill's answer along which distributions are compared."""
@@ -68,7 +68,8 @@ def distributions(engine: BlendEngine, prompt: BlendPrompt, setting: Setting,
     """
     from blendrag.runtime.forcing import forced_params, read_logprobs
 
-    output = request(engine, prompt, setting, forced_params(token_ids, TOP_TOKENS))
+    top = min(TOP_TOKENS, engine.tokenizer.vocab_size)
+    output = request(engine, prompt, setting, forced_params(token_ids, top))
     if output.token_ids != list(token_ids):
         raise ConfigError("the engine does not give answers that are forced on it: start it with the engine arguments "
                           "of blendrag.evaluate.engine_arguments")

@@ -14,13 +14,13 @@ from blendrag.evaluate.prompts import build_prompt
 from tests.engine.texts import PASSAGES
 
 QUESTION = Question("Who chairs the water committee of the town where the cheese is sold?",
-                    tuple(f"{passage}\n\n" for passage in PASSAGES[:4]), ("Maria Okafor",))
+                    tuple(f"{PASSAGES[number]}\n\n" for number in (1, 3)), ("Maria Okafor",))
 
 
 def test_an_evaluation_and_its_map(engine: BlendEngine) -> None:
     too_long = Question("Why?", (PASSAGES[0] * 40,), line=2)
     settings = settings_of("default,full,none", [], engine.config)
-    found = evaluate(engine, [QUESTION, too_long], settings, answer_tokens=5)
+    found = evaluate(engine, [QUESTION, too_long], settings, answer_tokens=4)
     assert found.questions == [QUESTION]
     assert [failure.question for failure in found.failures] == [too_long]
     assert "raise max_model_len" in found.failures[0].reason
@@ -28,7 +28,7 @@ def test_an_evaluation_and_its_map(engine: BlendEngine) -> None:
     assert (plain.rows, plain.kl, plain.same) == (1, 0, 1)
     assert (full.kl, full.kl16, full.top1, full.same) == (pytest.approx(0, abs=1e-5), pytest.approx(0, abs=1e-5), 1, 1)
     assert full.rows == pytest.approx(1)
-    assert 0 < (none.rows or 0) < (default.rows or 0) < 0.6
+    assert 0 < (none.rows or 0) < (default.rows or 0) < 0.8
     assert (none.kl or 0) > 1e-4 < (none.kl16 or 0)
     assert all(summary.ttft_s and summary.f1 is not None for summary in (plain, default, full, none))
     mapped = map_prompt(engine, found)
@@ -42,7 +42,7 @@ def test_an_evaluation_and_its_map(engine: BlendEngine) -> None:
                    for token in range(chunk.start, chunk.start + chunk.tokens)]
     assert [token for token, score in enumerate(told.scores) if score is not None] == approximate
     assert "".join(mapped.pieces) == build_prompt(engine.tokenizer, QUESTION).text
-    assert draw(mapped).count('class="chunk"') == 4
+    assert draw(mapped).count('class="chunk"') == 2
 
 
 def test_answers_can_be_forced_and_their_divergence_is_exact(engine: BlendEngine) -> None:
@@ -61,7 +61,7 @@ def test_answers_can_be_forced_and_their_divergence_is_exact(engine: BlendEngine
 
     exact = divergence(everything(PLAIN), everything(none))
     assert exact > 1e-3
-    assert divergence(few[0][0], few[1][0]) == pytest.approx(exact, rel=0.01), "the likeliest tokens are enough"
+    assert 0.99 * exact <= divergence(few[0][0], few[1][0]) <= exact, "the likeliest tokens are enough"
     # What is forced comes next: the second place is what a prompt that ends in the first token expects.
     behind = type(prompt)(*prompt.parts, engine.tokenizer.decode(forced[:1]), add_special_tokens=False)
     following = request(engine, behind, PLAIN, SamplingParams(temperature=0, max_tokens=1)).token_ids
