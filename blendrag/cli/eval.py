@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,7 +96,9 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
             told = {"model": model, "dataset": dataset, "policies": [summary.to_dict() for summary in summaries]}
             _write(json_file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
         if html_file and found.questions:
-            mapped = map_prompt(engine, found)
+            mapped = None
+            with suppress(BlendError):  # an engine that died leaves a report without a map
+                mapped = map_prompt(engine, found)
             _write(html_file, report(title, found, summaries, mapped))
     if not found.questions:
         reason = found.failures[0].reason if found.failures else "interrupted"

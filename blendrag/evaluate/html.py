@@ -14,7 +14,7 @@ from blendrag.evaluate.plots import SQUARE, Axis, Point, Series, chart, mark, sp
 from blendrag.evaluate.run import Evaluation
 from blendrag.evaluate.settings import Setting, ratio_text
 from blendrag.evaluate.summary import Summary
-from blendrag.evaluate.table import COLUMNS, NONE, between, number, seconds
+from blendrag.evaluate.table import COLUMNS, NONE, between, number, seconds, share
 
 _LEAST_KL, _MOST_KL = 1e-4, 10.0
 _PANELS = 6
@@ -50,9 +50,9 @@ def _table(summaries: Sequence[Summary]) -> str:
     lines = []
     for number_, s in enumerate(summaries):
         plain = number_ == 0
-        cells = [number(s.rows), _cell(number(s.f1), "" if plain else between(s.ci["f1"], signed=True)), number(s.em)]
-        cells += [NONE] * 4 if plain else [_cell(number(s.kl), between(s.ci["kl"])), number(s.top1), number(s.kl16),
-                                           number(s.same)]
+        cells = [share(s.rows), _cell(number(s.f1), "" if plain else between(s.ci["f1"], signed=True)), share(s.em)]
+        cells += [NONE] * 4 if plain else [_cell(number(s.kl), between(s.ci["kl"])), share(s.top1), number(s.kl16),
+                                           share(s.same)]
         cells.append(NONE if s.ttft_s is None else seconds(s.ttft_s))
         ratio = "" if s.ratio is None else ratio_text(s.ratio)
         lines.append(f"<tr><th>{escape(s.policy)}</th><td>{ratio}</td>"

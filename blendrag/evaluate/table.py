@@ -30,6 +30,7 @@ COLUMNS = {
 def show(console: Console, evaluation: Evaluation, summaries: Sequence[Summary], title: str) -> None:
     """The table, what its columns mean, and what went wrong."""
     console.print(table(summaries, f"{title}, {summaries[0].n} questions"))
+    console.print()
     legend = Table.grid(padding=(0, 2))
     for name, meaning in COLUMNS.items():
         legend.add_row(Text(name, style="bold"), Text(meaning, style="dim"))
@@ -42,25 +43,32 @@ def show(console: Console, evaluation: Evaluation, summaries: Sequence[Summary],
 
 
 def table(summaries: Sequence[Summary], title: str) -> Table:
-    """One line for each setting, the baseline first."""
-    result = Table(title=Text(title), title_justify="left", header_style="bold")
-    for heading in ("policy", "ratio", *COLUMNS):
-        result.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=heading != "policy")
+    """One line for each setting, the baseline first; it fits 80 columns."""
+    result = Table(title=Text(title), title_justify="left", header_style="bold", box=None, padding=(0, 1, 0, 0),
+                   show_edge=False)
+    for heading in ("policy", *COLUMNS):
+        result.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=heading != "policy",
+                          overflow="fold")
     for s in summaries:
-        ratio = NONE if s.ratio is None else ratio_text(s.ratio)
-        plain = s is summaries[0]
-        result.add_row(
-            Text(s.policy), ratio, number(s.rows), *(
-                [number(s.f1), number(s.em), NONE, NONE, NONE, NONE] if plain else
-                [_over(number(s.f1), s.ci["f1"], signed=True), number(s.em), _over(number(s.kl), s.ci["kl"]),
-                 number(s.top1), number(s.kl16), number(s.same)]),
-            NONE if s.ttft_s is None else seconds(s.ttft_s))
+        compared: list[str | Text] = [NONE, NONE, NONE, NONE]
+        change: Interval | None = None
+        if s is not summaries[0]:
+            compared = [_over(number(s.kl), s.ci["kl"]), share(s.top1), number(s.kl16), share(s.same)]
+            change = s.ci["f1"]
+        label = s.policy if s.ratio is None else f"{s.policy} {ratio_text(s.ratio)}"
+        result.add_row(Text(label), share(s.rows), _over(number(s.f1), change, signed=True), share(s.em), *compared,
+                       NONE if s.ttft_s is None else seconds(s.ttft_s))
     return result
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """A figure, or a dash for one that is not there."""
     return NONE if value is None else f"{value:.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    """Per cent, or a dash."""
+    return NONE if value is None else f"{value:.0%}"
 
 
 def seconds(value: float) -> str:
@@ -70,7 +78,7 @@ def seconds(value: float) -> str:
 
 def between(ends: Interval | None, signed: bool = False) -> str:
     """An interval."""
-    form = "{:+.2f} to {:+.2f}" if signed else "{:.2f} to {:.2f}"
+    form = "{:+.2f}…{:+.2f}" if signed else "{:.2f}…{:.2f}"
     return "" if ends is None else form.format(*ends)
 
 

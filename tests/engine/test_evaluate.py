@@ -19,18 +19,18 @@ QUESTION = Question("Who chairs the water committee of the town where the cheese
 
 def test_an_evaluation_and_its_map(engine: BlendEngine) -> None:
     too_long = Question("Why?", (PASSAGES[0] * 40,), line=2)
-    settings = settings_of("default,full,none", [], engine.config)
+    settings = settings_of("default,full", [], engine.config)
     found = evaluate(engine, [QUESTION, too_long], settings, answer_tokens=4)
     assert found.questions == [QUESTION]
     assert [failure.question for failure in found.failures] == [too_long]
     assert "raise max_model_len" in found.failures[0].reason
-    plain, default, full, none = summarise(found)
+    plain, default, full = summarise(found)
     assert (plain.rows, plain.kl, plain.same) == (1, 0, 1)
     assert (full.kl, full.kl16, full.top1, full.same) == (pytest.approx(0, abs=1e-5), pytest.approx(0, abs=1e-5), 1, 1)
     assert full.rows == pytest.approx(1)
-    assert 0 < (none.rows or 0) < (default.rows or 0) < 0.8
-    assert (none.kl or 0) > 1e-4 < (none.kl16 or 0)
-    assert all(summary.ttft_s and summary.f1 is not None for summary in (plain, default, full, none))
+    assert 0 < (default.rows or 0) < 0.8
+    assert (default.kl or 0) > 1e-5 < (default.kl16 or 0)
+    assert all(summary.ttft_s and summary.f1 is not None for summary in (plain, default, full))
     mapped = map_prompt(engine, found)
     assert mapped is not None
     assert mapped.stats.map is not None
