@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from blendrag.async_engine import AsyncBlendEngine
     from blendrag.config import DELIMITER, BlendConfig
     from blendrag.engine import BlendEngine
+    from blendrag.guard import Quality, QualityGuard
     from blendrag.outputs import BlendOutput, EncodedChunk
     from blendrag.prompt import BlendPrompt, Chunk, mark_chunks, strip_marks
     from blendrag.stats import BlendStats, ChunkStats, EngineStats
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BlendConfig": "blendrag.config", "DELIMITER": "blendrag.config",
     "BlendEngine": "blendrag.engine", "AsyncBlendEngine": "blendrag.async_engine",
+    "Quality": "blendrag.guard", "QualityGuard": "blendrag.guard",
     "BlendOutput": "blendrag.outputs", "EncodedChunk": "blendrag.outputs",
     "BlendPrompt": "blendrag.prompt", "Chunk": "blendrag.prompt", "mark_chunks": "blendrag.prompt",
     "strip_marks": "blendrag.prompt",
@@ -30,8 +32,8 @@ _HOMES = {
 }
 
 __all__ = ["DELIMITER", "AsyncBlendEngine", "BlendConfig", "BlendEngine", "BlendOutput", "BlendPrompt", "BlendStats",
-           "Chunk", "ChunkStats", "ChunkStore", "EncodedChunk", "EngineStats", "SamplingParams", "__version__",
-           "mark_chunks", "strip_marks"]
+           "Chunk", "ChunkStats", "ChunkStore", "EncodedChunk", "EngineStats", "Quality", "QualityGuard",
+           "SamplingParams", "__version__", "mark_chunks", "strip_marks"]
 
 
 def __getattr__(name: str) -> Any:

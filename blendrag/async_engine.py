@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from blendrag.config import BlendConfig
 from blendrag.errors import EngineClosedError
+from blendrag.guard import Quality
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy
 from blendrag.prompt import Chunk
@@ -139,6 +140,11 @@ class AsyncBlendEngine:
         process, requests = await self._start()
         ids = await asyncio.to_thread(requests.chunk_ids, chunks)
         return list(await process.call("blendrag_stored", ids, *requests.behind(prefix)))
+
+    async def quality(self) -> list[Quality]:
+        """How good blended answers are, one entry for each policy; see `BlendEngine.quality`."""
+        process, _ = await self._start()
+        return [Quality(**told) for told in await process.call("blendrag_quality")]
 
     # What the engine is made of.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
@@ -18,6 +19,7 @@ from pydantic_settings import (
 )
 
 from blendrag.errors import ConfigError
+from blendrag.guard import QualityGuard
 from blendrag.policies import POLICIES, Policy, Share, explain, make_policy
 
 DELIMITER = "\ue000"
@@ -52,6 +54,9 @@ class BlendConfig(BaseSettings):
     populate: Literal["never", "on_miss"] = Field(
         "never", description="on_miss: marked chunks that are not stored are encoded after their request's first token")
 
+    quality_guard: QualityGuard | None = Field(
+        None, description="audits a share of the requests, and lets blending give way where answers suffer")
+
     store_path: Path | None = Field(None, description="folder of the disk tier; none: host RAM only")
     ram_bytes: ByteSize = Field(ByteSize(4 * 2**30), description="budget of the host-RAM tier")
     gpu_bytes: ByteSize | None = Field(
@@ -78,6 +83,15 @@ class BlendConfig(BaseSettings):
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:
         return path.expanduser() if path else None
+
+    @field_validator("quality_guard", mode="before")
+    @classmethod
+    def _read_guard(cls, guard: Any) -> Any:
+        """On a command line it is JSON."""
+        try:
+            return json.loads(guard) if isinstance(guard, str) else guard
+        except json.JSONDecodeError as error:
+            raise ValueError(f'it is no JSON ({error}): write {{"share": 0.02}} for instance') from error
 
     @field_validator("policy_settings")
     @classmethod

@@ -10,6 +10,7 @@ from typing import Any
 
 from blendrag.config import BlendConfig
 from blendrag.errors import EngineClosedError
+from blendrag.guard import Quality
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy
 from blendrag.prompt import Chunk
@@ -135,8 +136,16 @@ class BlendEngine:
         return list(self._rpc("blendrag_stored", requests.chunk_ids(chunks), *requests.behind(prefix)))
 
     def flush(self) -> None:
-        """Returns when all requests are answered and, with `populate`, their chunks are stored."""
+        """Returns when all requests are answered, their chunks are stored (`populate`) and audits done
+        (`quality_guard`)."""
         self._start().rest()
+
+    def quality(self) -> list[Quality]:
+        """How good blended answers are, one entry for each policy that requests asked for.
+
+        Empty without `BlendConfig.quality_guard`.  `flush` waits for the audits that are due.
+        """
+        return [Quality(**told) for told in self._rpc("blendrag_quality")]
 
     # What the engine is made of.
 

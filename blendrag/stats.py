@@ -21,7 +21,8 @@ class ChunkStats:
         reason: why it was not reused: "not stored", "too short", "damaged", "prefix cached", "not worth a pass" (vLLM's
             prefix cache left less to compute), "approximate" (and the policy is exact), "pass failed",
             "not in the prompt" (a document of which only the text was given), "LoRA request", "multimodal request",
-            "prompt embeddings" or "prompt logprobs asked for"; empty where it was.
+            "prompt embeddings", "prompt logprobs asked for" or "blending off" (by the quality guard); empty where it
+            was.
     """
 
     start: int
@@ -63,6 +64,7 @@ class BlendStats:
         score_s: the scoring pass, where the policy needs one.
         blend_s: the blend pass.
         first_token_s: from submission to the first token.
+        guard: what the quality guard changed: "ratio raised" or "blending off"; empty where it changed nothing.
         failure: why the blend pass failed and the request was prefilled in full; empty where it did not.
         map: token by token, of a request that asked for it (`explain`) and that a blend pass ran for.
     """
@@ -78,6 +80,7 @@ class BlendStats:
     score_s: float = 0.0
     blend_s: float = 0.0
     first_token_s: float = 0.0
+    guard: str = ""
     failure: str = ""
     map: BlendMap | None = None
 

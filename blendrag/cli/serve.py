@@ -29,6 +29,9 @@ def serve(
         show_default="query", help="Which tokens are recomputed: exact, full, none, first, cacheblend, query.")] = None,
     ratio: Annotated[float | None, typer.Option(
         show_default="the policy's", help="Share of the reused tokens to recompute.")] = None,
+    quality_guard: Annotated[str | None, typer.Option(
+        metavar="JSON", show_default="none", help="Audit a share of the requests, and let blending give way where "
+        """answers suffer: '{"share": 0.02, "max_kl": 0.3}', or '{}' for the defaults.""")] = None,
     ram_bytes: Annotated[str | None, typer.Option(
         show_default="4GiB", help="Budget of the host-RAM tier, such as 16GiB.")] = None,
     disk_bytes: Annotated[str | None, typer.Option(
@@ -54,6 +57,7 @@ def serve(
     if model is None or model.startswith("-"):
         raise ConfigError("name the model first: blendrag serve MODEL --port 8001")
     given = {"store_path": store, "namespace": namespace, "populate": populate, "policy": policy, "ratio": ratio,
+             "quality_guard": quality_guard,
              "ram_bytes": ram_bytes, "disk_bytes": disk_bytes, "gpu_bytes": gpu_bytes}
     given = {name: value for name, value in given.items() if value is not None}
     run_serve(model, settings, given, context.args, engine_args)

@@ -22,9 +22,12 @@ from vllm.platforms import current_platform
 from blendrag.config import BlendConfig
 from blendrag.runtime.compat import count_cached, hash_block_size, in_one_process, load_tokenizer
 from blendrag.runtime.engine.scratch import Scratch, scratch_path
-from blendrag.runtime.messages import BlendJob, BlendMetadata, BlendReport, BlendReports, ModelFacts
+from blendrag.runtime.messages import AuditResult, BlendJob, BlendMetadata, BlendReport, BlendReports, ModelFacts
+from blendrag.runtime.metrics import QualityMetrics, QualityStats
+from blendrag.runtime.passes.auditor import Auditor
 from blendrag.runtime.passes.blender import Blender
 from blendrag.runtime.passes.encoder import Encoder
+from blendrag.runtime.planning.audits import Audits
 from blendrag.runtime.planning.locating import DocumentTokens
 from blendrag.runtime.planning.marks import MARKS, delimiter_in, marks_of
 from blendrag.runtime.planning.placing import Plan
@@ -37,6 +40,7 @@ from blendrag.tokens import SegmentTokenizer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -72,8 +76,12 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         self.populator = Populator(
             lambda missing: self.planner.lookup.key(prefix_digest(()) if missing.is_prefix else NEUTRAL, missing.ids),
             self.planner.lookup.present)
+        guard = self.config.quality_guard
+        self.audits = Audits(guard, vllm_config.scheduler_config.max_num_batched_tokens) if guard is not None else None
+        self.quality: list[dict[str, Any]] = []
         self.blender: Blender | None = None
         self.encoder: Encoder | None = None
+        self.auditor: Auditor | None = None
         self._delimiter_ids: list[int] = []
         self._sink_ids: list[int] = []
         tokens: SegmentTokenizer | None = None
@@ -88,6 +96,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         self._reports: dict[str, BlendReport] = {}
         self._failed_blocks: set[int] = set()
         self._encoded = 0
+        self._audited: list[AuditResult] = []
         self._shut_down = False
 
     # Scheduler half.
@@ -109,6 +118,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
             return
         plan.explain = marks.explain
         self._plans[request.request_id] = plan
+        if plan.placements and self.audits is not None and (ladder := self.audits.admit(request, plan)) is not None:
+            self.planner.follow(plan, ladder)
         if plan.placements:
             block_size = hash_block_size(self._vllm_config, self._kv_cache_config)
             salt_block_hashes(request, plan.exact_tokens, block_size, plan.salt)
@@ -145,10 +156,14 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         jobs, self._jobs = self._jobs, []
-        return BlendMetadata(jobs, self.populator.take(scheduler_output), self._sink_ids)
+        metadata = BlendMetadata(jobs, self.populator.take(scheduler_output), self._sink_ids)
+        if self.audits is not None:
+            metadata.audits = [] if metadata.encode else self.audits.take(scheduler_output)
+            metadata.quality = self.audits.news("worker")
+        return metadata
 
     def has_pending_push_work(self) -> bool:
-        return self.populator.pending
+        return self.populator.pending or (self.audits is not None and self.audits.pending)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         found = connector_output.kv_connector_worker_meta
@@ -156,6 +171,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
             return
         if found.encoded:
             self.populator.done()
+        if found.audits and self.audits is not None:
+            self.audits.done(found.audits)
         for request_id, report in found.reports.items():
             if report.unwritten and self._block_pool is not None:
                 # vLLM computes them again, step by step, but goes on offering them to others meanwhile.
@@ -187,11 +204,26 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         handed_out[MARKS] = self.planner.conclude(plan, report).to_dict()
         return False, handed_out
 
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        news = self.audits.news("metrics") if self.audits is not None else None
+        return QualityStats({"policies": news}) if news is not None else None
+
+    # Front end.
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return QualityStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str],
+                           per_engine_labelvalues: dict[int, list[object]]) -> KVConnectorPromMetrics:
+        return QualityMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     # Worker half.
 
     def attach(self, blender: Blender, encoder: Encoder) -> None:
         """Gives the worker half the model; called by the worker once it is loaded."""
-        self.blender, self.encoder = blender, encoder
+        self.blender, self.encoder, self.auditor = blender, encoder, Auditor(blender)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         if self.blender is None:
@@ -202,13 +234,18 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
-        if not metadata.jobs and not metadata.encode:
+        if metadata.quality is not None:
+            self.quality = metadata.quality
+        if not metadata.jobs and not metadata.encode and not metadata.audits:
             return
         assert self.blender is not None, "the engine must run with worker_cls=blendrag.runtime.worker.BlendWorker"
         assert self.encoder is not None
         if metadata.encode:
             self.encoder.populate(metadata.encode, metadata.sink_ids)
             self._encoded += len(metadata.encode)
+        if metadata.audits:
+            assert self.auditor is not None
+            self._audited += self.auditor.audit(metadata.audits)
         if not metadata.jobs:
             return
         for job, report in zip(metadata.jobs, self.blender.blend(metadata.jobs), strict=True):
@@ -226,7 +263,8 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         reports, self._reports = self._reports, {}
         encoded, self._encoded = self._encoded, 0
-        return BlendReports(reports, encoded) if reports or encoded else None
+        audited, self._audited = self._audited, []
+        return BlendReports(reports, encoded, audited) if reports or encoded or audited else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a blend pass is complete when `start_load_kv` returns."""
@@ -238,7 +276,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to save."""
 
     def shutdown(self) -> None:
-        self.blender = self.encoder = None
+        self.blender = self.encoder = self.auditor = None
         if not self._shut_down:
             self._shut_down = True
             self.store.close()

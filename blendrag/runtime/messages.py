@@ -79,6 +79,39 @@ class BlendReport:
     map: BlendMap | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """A request of which the first token's distribution is to be compared: blended, and in full.
+
+    Attributes:
+        asked: settings of the policy that the request asked for.
+        policies: settings of the policies to compare.
+        token_ids: the whole prompt; int64.
+        placements, question_start: see `BlendJob`.
+    """
+
+    asked: dict[str, Any]
+    policies: list[dict[str, Any]]
+    token_ids: npt.NDArray[np.int64]
+    placements: list[Placement]
+    question_start: int
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What an audit found, for each of its policies; nothing where an entry was gone, or on ranks without logits.
+
+    Attributes:
+        kl: KL(full || blended) in nats, over the whole vocabulary.
+        same: both have the same likeliest token.
+        failure: why there is no result.
+    """
+
+    kl: list[float] = field(default_factory=list)
+    same: list[bool] = field(default_factory=list)
+    failure: str = ""
+
+
 @dataclass(frozen=True)
 class Missing:
     """A chunk, or the prefix of a prompt, that is not stored; as token ids."""
@@ -89,19 +122,29 @@ class Missing:
 
 @dataclass
 class BlendMetadata(KVConnectorMetadata):
-    """Scheduler to worker: the jobs of this step, and chunks to encode for later ones, behind an attention sink."""
+    """Scheduler to worker: the jobs of this step, and what nobody waits for.
+
+    Attributes:
+        encode: chunks to encode for later steps, behind the attention sink `sink_ids`.
+        audits: requests to check.
+        quality: what the quality guard knows (`Quality` as mappings), where that has changed.
+    """
 
     jobs: list[BlendJob] = field(default_factory=list)
     encode: list[Missing] = field(default_factory=list)
     sink_ids: list[int] = field(default_factory=list)
+    audits: list[Audit] = field(default_factory=list)
+    quality: list[dict[str, Any]] | None = None
 
 
 @dataclass
 class BlendReports(KVConnectorWorkerMetadata):
-    """Worker to scheduler: reports by request id, and how many chunks of `BlendMetadata.encode` are done with."""
+    """Worker to scheduler: reports by request id, results of audits in their order, and how many chunks of
+    `BlendMetadata.encode` are done with."""
 
     reports: dict[str, BlendReport] = field(default_factory=dict)
     encoded: int = 0
+    audits: list[AuditResult] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> BlendReports:
         """All ranks pick the same rows, so the first rank's report stands; a failure anywhere counts."""
@@ -110,6 +153,8 @@ class BlendReports(KVConnectorWorkerMetadata):
             mine = self.reports.setdefault(request_id, report)
             mine.failure = mine.failure or report.failure
             mine.unwritten = mine.unwritten or report.unwritten
+        self.audits = [max(pair, key=lambda result: (bool(result.failure), len(result.kl)))
+                       for pair in zip(self.audits, other.audits, strict=True)]
         return self  # every rank encodes the same chunks
 
 

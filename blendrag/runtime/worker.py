@@ -74,6 +74,10 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         assert self._encoder is not None
         return self._encoder.stored(chunks, prefix_ids, neutral)
 
+    def blendrag_quality(self) -> list[dict[str, Any]]:
+        """What the quality guard knows: `Quality` of each policy, as mappings."""
+        return list(get_kv_transfer_group().quality)
+
     def blendrag_call(self, method: str, args: Sequence[Any]) -> tuple[Any, tuple[str, str] | None]:
         """What another method returns and None, or None and the class and text of the exception it raised.
 

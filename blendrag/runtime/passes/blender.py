@@ -28,8 +28,16 @@ _KEEP_BYTES = 4 * 2**30
 
 
 @dataclass
-class _Work:
-    """A job while it is worked on."""
+class Work:
+    """A job while it is worked on.
+
+    Attributes:
+        ids: the job's `token_ids` on the device.
+        chosen: bool [tokens]; the reused tokens that will be computed again, as far as is known.
+        needed: bool [tokens]; others that will be.
+        sparsity, dense_layers: see `BlendLane`.
+        scores: of the first step, where the job wants to know.
+    """
 
     job: BlendJob
     policy: Policy
@@ -37,11 +45,23 @@ class _Work:
     context: Context
     ids: torch.Tensor
     layout: Layout
-    chosen: torch.Tensor  # bool [tokens]: the reused tokens that will be computed again, as far as is known
-    needed: torch.Tensor  # bool [tokens]: others that will be
+    chosen: torch.Tensor
+    needed: torch.Tensor
     sparsity: Sparsity | None = None
     dense_layers: int = 0
-    scores: torch.Tensor | None = None  # of the first step, where the job wants to know
+    scores: torch.Tensor | None = None
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """bool [tokens]; what the blend pass computes, once all is chosen."""
+        rows = torch.ones_like(self.chosen) if isinstance(self.policy, Full) else self.needed | self.chosen
+        rows[-1] = True  # a pass needs a row
+        return rows
+
+    def drift(self, rows: torch.Tensor) -> Drift | None:
+        """How what is not computed moves along with these rows."""
+        reach = self.policy.reach if isinstance(self.policy, Selective) else 0
+        return Drift(self.layout, rows, reach) if reach else None
 
 
 class Blender:
@@ -98,8 +118,7 @@ class Blender:
         return report
 
     def _blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
-        works = self._load(jobs)
-        self._choose(works)
+        works = self.prepare(jobs)
         started = time.perf_counter()
         lanes = [self._lane(work) for work in works]
         self.forward.run(lanes)
@@ -109,7 +128,13 @@ class Blender:
             work.report.blend_s = seconds
         return [work.report for work in works]
 
-    def _load(self, jobs: Sequence[BlendJob]) -> list[_Work]:
+    def prepare(self, jobs: Sequence[BlendJob]) -> list[Work]:
+        """Loads what the jobs reuse and chooses their rows: all but the blend pass itself."""
+        works = self._load(jobs)
+        self._choose(works)
+        return works
+
+    def _load(self, jobs: Sequence[BlendJob]) -> list[Work]:
         started = time.perf_counter()
         keys = list(dict.fromkeys(placement.key for job in jobs for placement in job.placements))
         entries = dict(zip(keys, self.entries.load(keys), strict=True))
@@ -122,14 +147,14 @@ class Blender:
             keep_bytes = _KEEP_BYTES // len(jobs) if several_passes else 0
             context = Context(self.model, len(job.token_ids), had, keep_bytes, self.entries.tier)
             layout = _layout(context)
-            works.append(_Work(job, policy, report, context, self._tensor(job.token_ids), layout,
+            works.append(Work(job, policy, report, context, self._tensor(job.token_ids), layout,
                                layout.reused.clone(), ~context.stored))
         seconds = time.perf_counter() - started
         for work in works:
             work.report.load_s = seconds
         return works
 
-    def _choose(self, works: Sequence[_Work]) -> None:
+    def _choose(self, works: Sequence[Work]) -> None:
         """Asks the policies which rows to compute, after the scoring passes that they want."""
         works = [work for work in works if work.layout.chunks]
         wanted = [work.policy.evidence(len(self.model.layers)) for work in works]
@@ -137,14 +162,14 @@ class Blender:
             if not steps:
                 self._narrow(work, None, 0)
         for step in range(max(map(len, wanted), default=0)):
-            groups: dict[Evidence, list[_Work]] = {}
+            groups: dict[Evidence, list[Work]] = {}
             for work, steps in zip(works, wanted, strict=True):
                 if step < len(steps):
                     groups.setdefault(steps[step], []).append(work)
             for evidence, members in groups.items():
                 self._score(members, evidence, step)
 
-    def _score(self, works: Sequence[_Work], evidence: Evidence, step: int) -> None:
+    def _score(self, works: Sequence[Work], evidence: Evidence, step: int) -> None:
         """One scoring pass, of all requests that need the same evidence."""
         started = time.perf_counter()
         lanes = [self._evidence_lane(work, evidence, step) for work in works]
@@ -165,33 +190,29 @@ class Blender:
             work.report.score_s += seconds
             work.report.row_layers += len(lane.positions) * lane.depth
 
-    def _narrow(self, work: _Work, scores: torch.Tensor | None, step: int) -> None:
+    def _narrow(self, work: Work, scores: torch.Tensor | None, step: int) -> None:
         """Leaves those of the chosen tokens that the policy still wants; it never gets one back."""
         if scores is not None:
             scores = scores.masked_fill(~work.chosen, float("-inf"))
         work.chosen = self._ranks.first(work.chosen & work.policy.select(work.layout, scores, step))
 
-    def _evidence_lane(self, work: _Work, evidence: Evidence, step: int) -> AttentionLane | DeviationLane:
+    def _evidence_lane(self, work: Work, evidence: Evidence, step: int) -> AttentionLane | DeviationLane:
         if isinstance(evidence, Attention):
             question_start = min(work.job.question_start, len(work.ids) - 1)
             return AttentionLane(work.context, work.ids, question_start, evidence, self._ranks)
         rows = work.needed | work.chosen if step else torch.ones_like(work.chosen)
         return DeviationLane(work.context, work.ids, rows, evidence, self._ranks)
 
-    def _lane(self, work: _Work) -> BlendLane:
-        stored = work.context.stored
-        rows = torch.ones_like(stored) if isinstance(work.policy, Full) else work.needed | work.chosen
-        rows[-1] = True  # a pass needs a row
+    def _lane(self, work: Work) -> BlendLane:
+        stored, rows = work.context.stored, work.rows
         count = int(rows.sum())
         work.report.recomputed = int((rows & stored).sum())
         work.report.reused = int(stored.sum()) - work.report.recomputed
         work.report.row_layers += count * len(self.model.layers)
         if work.job.explain:
             work.report.map = _map(work, rows)
-        reach = work.policy.reach if isinstance(work.policy, Selective) else 0
-        drift = Drift(work.layout, rows, reach) if reach else None
         return BlendLane(work.context, work.ids, rows, work.job.write_from, work.job.block_ids, work.sparsity,
-                         work.dense_layers, drift)
+                         work.dense_layers, work.drift(rows))
 
     def _tensor(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(ids).to(self.model.device)
@@ -201,7 +222,7 @@ class Blender:
             torch.cuda.synchronize()
 
 
-def _map(work: _Work, rows: torch.Tensor) -> BlendMap:
+def _map(work: Work, rows: torch.Tensor) -> BlendMap:
     """What a pass knows of each token of a prompt, the last one included, which vLLM computes."""
     scores: list[float | None] = [None] * len(rows)
     if work.scores is not None:

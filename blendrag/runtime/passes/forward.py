@@ -49,6 +49,9 @@ class Lane(ABC):
             The attention output, shaped like q; None where the pass needs to go no further.
         """
 
+    def finish(self, hidden: torch.Tensor) -> None:  # noqa: B027  (few lanes want it)
+        """Takes what the model makes of the last row, [1, hidden size]; not called where the pass stopped early."""
+
 
 class _Stop(Exception):  # noqa: N818  (control flow, not an error)
     """Ends a pass from within the model."""
@@ -93,6 +96,17 @@ class Forward:
         for tile in _tiles(lanes, self.max_rows):
             self._run_tile(tile)
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """The model's logits of one row, float64 [vocabulary]; None on tensor-parallel ranks that get none.
+
+        Args:
+            hidden: [1, hidden size], as `Lane.finish` takes it.
+        """
+        with torch.inference_mode(), without_adapters(self.model.module, 1):
+            module: Any = self.model.module
+            found = module.compute_logits(hidden)
+        return None if found is None else found[0].double()
+
     def attend(self, index: int, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                output: torch.Tensor) -> None:
         """Called by the stand-ins: gives each lane its rows."""
@@ -119,13 +133,18 @@ class Forward:
         positions = torch.cat([lane.positions[part.rows] for lane, part in tile]).to(device, torch.int64)
         context = set_forward_context(None, self.model.vllm_config, num_tokens=at, slot_mapping={},
                                       skip_compiled=not self._compiled)
+        running = self._running
         with torch.inference_mode(), self._swapped(), without_adapters(self.model.module, at), context:
             try:
-                self.model.module(ids, positions)
+                hidden = self.model.module(ids, positions)
             except _Stop:
-                pass
+                return
             finally:
                 self._running = []
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden  # some models add states for draft models
+        for lane, part, rows in running:
+            if part.last:
+                lane.finish(hidden[rows][-1:])
 
     @contextmanager
     def _swapped(self) -> Iterator[None]:

@@ -43,6 +43,7 @@ class BlendLane(_ContextLane):
 
     Args:
         write_from: the first token that is written.
+        block_ids: the request's blocks, per KV cache group; empty: nothing is written.
         dense_layers: number of the first layers in which `sparsity` does not hold.
         drift: moves what is not recomputed along with what is.
     """
@@ -57,26 +58,65 @@ class BlendLane(_ContextLane):
         self._drift = drift
         self._slots: dict[int, torch.Tensor] = {}
         for layer in context.model.layers:
-            if layer.group not in self._slots:
+            if block_ids and layer.group not in self._slots:
                 self._slots[layer.group] = self._slot_mapping(block_ids[layer.group], layer.block_size)
 
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
                v: torch.Tensor) -> torch.Tensor | None:
         all_k, all_v = self.context.merged(index, part, self.positions[part.rows], k, v, self._drift)
-        if part.last:
+        if part.last and self._slots:
             layer.impl.do_kv_cache_update(layer.attention, all_k[self._write_from :], all_v[self._write_from :],
                                           layer.attention.kv_cache, self._slots[layer.group])
         if index == len(self.context.model.layers) - 1:
             return None  # nothing of the last layer but K and V is of use: the last token is vLLM's
+        return self._attend(index, layer, part, q, all_k, all_v)
+
+    def _attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, all_k: torch.Tensor,
+                all_v: torch.Tensor) -> torch.Tensor:
         rows = self.rows(part, self._sparsity if index >= self._dense_layers else None)
-        return attend(q, all_k, all_v, rows, scale=layer.scale, window=layer.window,
-                      soft_cap=layer.soft_cap)
+        return attend(q, all_k, all_v, rows, scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
 
     def _slot_mapping(self, block_ids: list[int], block_size: int) -> torch.Tensor:
         """int64 [tokens written]: where each token lies in the paged cache."""
         positions = torch.arange(self._write_from, self.context.tokens)
         blocks = torch.tensor(block_ids)[positions // block_size]
         return (blocks * block_size + positions % block_size).to(self.context.model.device)
+
+
+class FirstTokenLane(BlendLane):
+    """A blend pass that writes nothing and goes on to the prompt's last token, which otherwise vLLM computes.
+
+    Args:
+        last: int64 [1], the prompt's last token, which stands behind the context.
+
+    Attributes:
+        hidden: what the model makes of the last token, once it has run; [1, hidden size].
+    """
+
+    def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor, last: torch.Tensor,
+                 sparsity: Sparsity | None = None, dense_layers: int = 0, drift: Drift | None = None) -> None:
+        super().__init__(context, ids, mask, 0, (), sparsity, dense_layers, drift)
+        self.hidden: torch.Tensor | None = None
+        position = torch.tensor([context.tokens], device=context.model.device)
+        self.positions = torch.cat([self.positions, position])
+        self.ids = torch.cat([self.ids, last])
+        self._last_row = Rows(position, context.tokens + 1)
+
+    def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
+               v: torch.Tensor) -> torch.Tensor | None:
+        if not part.last:
+            return super().attend(index, layer, part, q, k, v)
+        before = Part(slice(part.rows.start, part.rows.stop - 1), last=True)
+        all_k, all_v = self.context.merged(index, before, self.positions[before.rows], k[:-1], v[:-1], self._drift)
+        out = torch.zeros_like(q)
+        out[-1:] = attend(q[-1:], torch.cat([all_k, k[-1:]]), torch.cat([all_v, v[-1:]]), self._last_row,
+                          scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
+        if len(q) > 1 and index < len(self.context.model.layers) - 1:
+            out[:-1] = self._attend(index, layer, before, q[:-1], all_k, all_v)
+        return out
+
+    def finish(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden.clone()
 
 
 class AttentionLane(_ContextLane):

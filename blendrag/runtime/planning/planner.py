@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError, PromptError
+from blendrag.guard.ladder import Ladder, Level
 from blendrag.policies import Exact, Full
 from blendrag.runtime.messages import BlendReport, Placement
 from blendrag.runtime.planning.locating import Marked, Span, locate
@@ -82,6 +83,18 @@ class Planner:
             plan.placements.clear()
         plan.stats.chunks += absent
         return plan
+
+    def follow(self, plan: Plan, ladder: Ladder) -> None:
+        """Gives a request what the quality guard leaves of its policy."""
+        if ladder.level is Level.AS_ASKED:
+            return
+        plan.stats.guard = ladder.level.value
+        if ladder.policy is not None:
+            plan.policy = ladder.policy
+            plan.salt = self._salt(plan, plan.ids)
+            return
+        plan.placements.clear()
+        _mark_lost(plan.stats, plan.keys, set(plan.keys), ladder.level.value)
 
     def worth(self, plan: Plan, computed: int) -> bool:
         """Whether a blend pass has less to compute than vLLM has, which holds the first `computed` tokens already.

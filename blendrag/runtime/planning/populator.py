@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-
 from blendrag.runtime.messages import Missing
+from blendrag.runtime.planning.idle import KEEPS_STEPPING, AfterFirstToken, idle, prefills
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -16,10 +15,6 @@ if TYPE_CHECKING:
 _BUSY_TOKENS = 512
 """Chunk tokens encoded in one step that decodes for somebody: as long as another request's prefill would be."""
 _IDLE_TOKENS = 8192
-_PREFILL_TOKENS = 32
-"""A request with more tokens than that in a step is not decoding, speculation included."""
-
-_KEEPS_STEPPING = hasattr(KVConnectorBase_V1, "has_pending_push_work")
 
 
 class Populator:
@@ -32,7 +27,7 @@ class Populator:
 
     def __init__(self, key: Callable[[Missing], str], present: Callable[[list[str]], set[str]]) -> None:
         self._key, self._present = key, present
-        self._waiting: list[tuple[Request, list[str]]] = []
+        self._waiting: AfterFirstToken[list[str]] = AfterFirstToken()
         self._wanted: dict[str, Missing] = {}
         self._ready: dict[str, None] = {}
         self._running: list[str] = []
@@ -41,19 +36,16 @@ class Populator:
         """Takes what a request missed, which becomes due with its first token."""
         keys = [self._key(chunk) for chunk in missing]
         self._wanted |= dict(zip(keys, missing, strict=True))
-        self._waiting.append((request, keys))
+        self._waiting.add(request, keys)
 
     def take(self, step: SchedulerOutput) -> list[Missing]:
         """The chunks to encode in a step; none where the step computes somebody's prompt."""
         if not self._wanted or self._running:
             return []
         self._admit()
-        counts = step.num_scheduled_tokens.values()
-        if not self._ready or step.scheduled_new_reqs or any(count > _PREFILL_TOKENS for count in counts):
+        if not self._ready or prefills(step):
             return []
-        idle = step.total_num_scheduled_tokens == 0
-        # Where vLLM does not go on stepping for us, this idle step is the last one.
-        budget = _BUSY_TOKENS if not idle else _IDLE_TOKENS if _KEEPS_STEPPING else None
+        budget = _BUSY_TOKENS if not idle(step) else _IDLE_TOKENS if KEEPS_STEPPING else None
         self._drop(self._present(list(self._ready)))
         tokens = 0
         for key in self._ready:
@@ -75,14 +67,8 @@ class Populator:
         return bool(self._ready or self._running)
 
     def _admit(self) -> None:
-        """Makes the chunks of requests due that have their first token, or have ended."""
-        still = []
-        for request, keys in self._waiting:
-            if request.num_output_tokens or request.is_finished():
-                self._ready |= dict.fromkeys(key for key in keys if key in self._wanted)
-            else:
-                still.append((request, keys))
-        self._waiting = still
+        for keys in self._waiting.due():
+            self._ready |= dict.fromkeys(key for key in keys if key in self._wanted)
 
     def _drop(self, keys: Sequence[str] | set[str]) -> None:
         for key in keys:

@@ -1,0 +1,154 @@
+"""What a policy's audits lead to: it stays as asked, recomputes more, or is not used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+import numpy as np
+
+from blendrag.guard.bounds import Values, bounds, exceeds, falls_below
+from blendrag.guard.settings import QualityGuard
+from blendrag.policies import CacheBlend, First, Policy, Query
+
+LARGEST = 10
+"""An audit counts as this many times `max_kl` at most: bounds need an end of the scale, one outlier proves little."""
+
+_RAISE = 2
+_ENOUGH = 0.5
+"""Recomputing more than half is hardly cheaper than a full prefill."""
+
+
+class Level(StrEnum):
+    """What requests get; also what their statistics say."""
+
+    AS_ASKED = "as asked"
+    RAISED = "ratio raised"
+    OFF = "blending off"
+
+
+class Rung:
+    """The audits of one policy, and the verdict on it.
+
+    A verdict falls when a bound is past the threshold, and the audits that led to it count for no other: what stands
+    at the threshold keeps the verdict that it has.
+
+    Attributes:
+        good: the verdict; without audits it is good.
+    """
+
+    def __init__(self, policy: Policy, guard: QualityGuard) -> None:
+        self.policy = policy
+        self.good = True
+        self._guard = guard
+        self._window: deque[tuple[float, bool]] = deque(maxlen=guard.window)
+        self._evidence: deque[tuple[float, bool]] = deque(maxlen=guard.window)
+
+    def add(self, kl: float, same: bool) -> bool:
+        """Takes an audit; whether the verdict changed.
+
+        Args:
+            kl: of the first token's distributions, in nats.
+            same: both have the same likeliest token.
+        """
+        scaled = min(kl / (LARGEST * self._guard.max_kl), 1.0) if kl == kl else 1.0
+        self._window.append((scaled, same))
+        self._evidence.append((scaled, same))
+        verdict = self._verdict()
+        if verdict is None:
+            return False
+        changed, self.good = verdict != self.good, verdict
+        if changed:
+            self._window = self._evidence.copy()  # what is told is what the verdict rests on
+        self._evidence.clear()
+        return changed
+
+    @property
+    def samples(self) -> int:
+        """Audits in the window."""
+        return len(self._window)
+
+    def kl(self) -> tuple[float | None, float, float]:
+        """Mean KL in nats, None without audits; its lower and upper bound."""
+        values, _ = _columns(self._window)
+        scale = LARGEST * self._guard.max_kl
+        low, high = bounds(values, self._guard.confidence)
+        return (float(values.mean()) * scale if len(values) else None), low * scale, high * scale
+
+    def top1(self) -> tuple[float | None, float, float]:
+        """Share of equal likeliest tokens, None without audits; its lower and upper bound."""
+        _, values = _columns(self._window)
+        return (float(values.mean()) if len(values) else None), *bounds(values, self._guard.confidence)
+
+    def _verdict(self) -> bool | None:
+        """Whether the policy is good; None where the evidence allows both."""
+        kls, same = _columns(self._evidence)
+        given = self._guard.confidence, self._guard.window
+        least = self._guard.min_top1
+        if exceeds(kls, 1 / LARGEST, *given) or (least is not None and falls_below(same, least, *given)):
+            return False
+        if falls_below(kls, 1 / LARGEST, *given) and (least is None or exceeds(same, least, *given)):
+            return True
+        return None
+
+
+class Ladder:
+    """One policy's rungs: as asked, with twice the ratio where that makes sense, and off.
+
+    While requests get something else, the policy as asked is still audited, and so its recovery is seen.
+    """
+
+    def __init__(self, policy: Policy, guard: QualityGuard) -> None:
+        self.asked = Rung(policy, guard)
+        self._guard = guard
+        higher = raised(policy)
+        self._raised = Rung(higher, guard) if higher is not None else None
+
+    @property
+    def level(self) -> Level:
+        """What requests get."""
+        if self.asked.good:
+            return Level.AS_ASKED
+        return Level.RAISED if self._raised is not None and self._raised.good else Level.OFF
+
+    @property
+    def policy(self) -> Policy | None:
+        """What blends requests now; None: nothing."""
+        rung = {Level.AS_ASKED: self.asked, Level.RAISED: self._raised, Level.OFF: None}[self.level]
+        return rung.policy if rung is not None else None
+
+    @property
+    def watched(self) -> list[Policy]:
+        """The policies that an audit compares with a full prefill."""
+        return [rung.policy for rung in self._watched()]
+
+    def add(self, policies: Sequence[Policy], kls: Sequence[float], same: Sequence[bool]) -> bool:
+        """Takes an audit of the policies that were watched when it was asked for; whether the level changed."""
+        before = self.level
+        for policy, kl, equal in zip(policies, kls, same, strict=True):
+            for rung in self._watched():
+                if rung.policy == policy and rung.add(kl, equal) and rung is self.asked and self._raised is not None:
+                    self._raised = Rung(self._raised.policy, self._guard)  # what it was then says nothing of now
+        return self.level is not before
+
+    def _watched(self) -> list[Rung]:
+        return [self.asked] if self.asked.good or self._raised is None else [self.asked, self._raised]
+
+
+def raised(policy: Policy) -> Policy | None:
+    """The policy with twice as much to recompute, up to half of what is reused; None where there is no such."""
+    if isinstance(policy, First):
+        return replace(policy, tokens=_RAISE * policy.tokens)
+    if not isinstance(policy, (CacheBlend, Query)):
+        return None
+    if isinstance(policy.ratio, tuple):
+        higher = tuple(min(1.0, _RAISE * ratio) for ratio in policy.ratio)
+        return replace(policy, ratio=higher) if policy.ratio[-1] < _ENOUGH else None
+    return replace(policy, ratio=min(_ENOUGH, _RAISE * policy.ratio)) if policy.ratio < _ENOUGH else None
+
+
+def _columns(audits: deque[tuple[float, bool]]) -> tuple[Values, Values]:
+    found = np.array(audits, np.float64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]

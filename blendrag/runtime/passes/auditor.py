@@ -1,0 +1,71 @@
+"""How far blended first tokens are from a full prefill's: what `blendrag.guard` goes by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from blendrag.runtime.messages import Audit, AuditResult, BlendJob
+from blendrag.runtime.passes.blender import Blender
+from blendrag.runtime.passes.context import Context
+from blendrag.runtime.passes.lanes import FirstTokenLane
+
+logger = logging.getLogger(__name__)
+
+
+class Auditor:
+    """Computes prompts twice, blended and in full.  Nothing of it gets into the paged cache or the store."""
+
+    def __init__(self, blender: Blender) -> None:
+        self._blender = blender
+        self._forward = blender.forward
+
+    def audit(self, audits: Sequence[Audit]) -> list[AuditResult]:
+        """A result for each, in their order.  Nobody waits for one, so a failure is only told."""
+        results = []
+        for audit in audits:
+            try:
+                results.append(self._audit(audit))
+            except Exception as error:
+                logger.debug("an audit failed", exc_info=True)
+                results.append(AuditResult(failure=f"{type(error).__name__}: {error}"))
+                if self._blender.model.device.type == "cuda":
+                    torch.cuda.empty_cache()
+        return results
+
+    def _audit(self, audit: Audit) -> AuditResult:
+        ids = audit.token_ids
+        works = self._blender.prepare([
+            BlendJob("audit", ids[:-1], audit.placements, audit.question_start, policy, write_from=0, block_ids=())
+            for policy in audit.policies])
+        if any(work.report.damaged for work in works):
+            return AuditResult()  # this is no longer what the request got
+        last = torch.from_numpy(ids[-1:]).to(self._blender.model.device)
+        plain = Context(self._blender.model, len(ids) - 1, ())
+        full = FirstTokenLane(plain, works[0].ids, torch.ones_like(plain.stored), last)
+        lanes = [full]
+        for work in works:
+            rows = work.rows
+            lanes.append(FirstTokenLane(work.context, work.ids, rows, last, work.sparsity, work.dense_layers,
+                                        work.drift(rows)))
+        for lane in lanes:  # each on its own, cut into forwards like the request's pass
+            self._forward.run([lane])
+        expected, *found = map(self._logits, lanes)
+        if expected is None:
+            return AuditResult()
+        pairs = [divergence(expected, logits) for logits in found if logits is not None]
+        return AuditResult([kl for kl, _ in pairs], [same for _, same in pairs])
+
+    def _logits(self, lane: FirstTokenLane) -> torch.Tensor | None:
+        assert lane.hidden is not None
+        return self._forward.logits(lane.hidden)
+
+
+def divergence(full: torch.Tensor, other: torch.Tensor) -> tuple[float, bool]:
+    """KL(full || other) in nats, and whether both have the same likeliest token; of logits, float64 [vocabulary]."""
+    logp, logq = full.log_softmax(-1), other.log_softmax(-1)
+    p = logp.exp()
+    gaps = (p * (logp - logq)).where(p > 0, 0)  # a token that is ruled out counts nothing
+    return max(0.0, float(gaps.sum())), bool(full.argmax() == other.argmax())
