@@ -24,6 +24,10 @@ from llama_index.llms.openai_like import OpenAILike
 
 from blendrag import DELIMITER, mark_chunks
 from blendrag.runtime.engine.start import CONNECTOR, WORKER
+from tests.comparison import page
+from tests.comparison.columns import served
+from tests.comparison.features import FEATURES, run
+from tests.comparison.subject import Subject
 from tests.engine.families import FAMILIES, build
 from tests.engine.serving import ENGINE, Server, blendrag_command, vllm_command
 from tests.engine.texts import PASSAGES
@@ -56,6 +60,12 @@ def server(servers: tuple[Server, Server]) -> Server:
 @pytest.fixture
 def client(server: Server) -> openai.OpenAI:
     return server.client
+
+
+@pytest.fixture(scope="module")
+def chat_openai(servers: tuple[Server, Server], smollm2: Path) -> Subject:
+    """LangChain's client of the server, as docs/integrations.md compares it."""
+    return served(servers[0], smollm2)
 
 
 @pytest.fixture
@@ -315,6 +325,11 @@ def test_a_client_that_leaves_stops_its_request_in_the_engine(server: Server, cl
 
     assert any(alone() for _ in range(100))
     assert server.counted(name) - began < most
+
+
+@pytest.mark.parametrize("key", [key for key, feature in FEATURES.items() if not feature.alone])
+def test_the_cells_of_the_integrations_page_are_true(chat_openai: Subject, key: str) -> None:
+    assert run(FEATURES[key], chat_openai) is page.results()["cells"]["ChatOpenAI"][key]["value"]
 
 
 def test_the_example(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from blendrag import BlendConfig, BlendEngine, BlendPrompt
 from blendrag.adapters import Call, lend_engine, shared_engine, split_arguments
 from blendrag.errors import ConfigError
 from langchain_core.language_models import LangSmithParams
+from langchain_core.load import dumpd
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "min_p", "stop", "seed", "n", "presence_penalty",
@@ -123,6 +124,11 @@ class EngineSettings(BaseModel):
     def lc_attributes(self) -> dict[str, Any]:
         """Arguments that are serialised in a form of our own."""
         return {"config": self._config_values()}
+
+    @property
+    def _serialized(self) -> dict[str, Any]:
+        """What response caches compare; LangChain keeps the first one, which a copy with other fields would inherit."""
+        return dict(dumpd(self))
 
     def get_token_ids(self, text: str) -> list[int]:
         """Ids of plain text in the model's own tokenizer."""

@@ -199,11 +199,11 @@ class _Chunks:
         self._tokens = 0
 
     def __call__(self, output: BlendOutput) -> GenerationChunk:
-        """What is new; the last chunk carries the statistics."""
+        """What is new; the last chunk carries the token counts and the statistics."""
         text, info = output.text[self._text:], logprobs_info(output, start=self._tokens)
         self._text, self._tokens = len(output.text), len(output.token_ids)
         if output.finished:
-            info |= generation_info(output)
+            info |= generation_info(output) | {"token_usage": usage_of([output])}
         return GenerationChunk(text=text, generation_info=info or None)
 
 

@@ -47,6 +47,16 @@ def test_rebuilt_models_find_their_engine_again() -> None:
     assert rebuilt.engine is model.engine
 
 
+def test_a_copy_with_other_settings_has_an_identity_of_its_own() -> None:
+    """Response caches compare it."""
+    model = ChatBlend(model="some/model", temperature=0)
+    identity = model._get_llm_string()
+    copy = model.model_copy(update={"temperature": 0.5})
+    assert copy._get_llm_string() != identity
+    copy.temperature = 0
+    assert copy._get_llm_string() == identity.replace("0.0", "0")
+
+
 def test_a_closed_engine_is_replaced() -> None:
     model, twin = BlendLLM(model="some/model", top_k=3), ChatBlend(model="some/model")
     before = model.engine

@@ -70,4 +70,5 @@ class ChatReader:
 def _raw(output: BlendOutput) -> dict[str, Any] | None:
     if not output.finished:
         return None
-    return {"finish_reason": output.finish_reason, "usage": usage_of([output]), "blend": output.stats.to_dict()}
+    return {"finish_reason": output.finish_reason, "stop_reason": output.outputs[0].stop_reason,
+            "usage": usage_of([output]), "blend": output.stats.to_dict()}

@@ -53,8 +53,8 @@ class BlendLLM(FunctionCallingLLM):
     them unmarked; each is reused where the store has it, and computed where it has not.  Building the object is cheap:
     the engine starts with the first use, and objects with equal model, config and engine arguments share one.
 
-    `raw` of a response is `{"finish_reason": str, "usage": {...}, "blend": BlendStats.to_dict()}`; on a stream, the
-    last response has it.
+    `raw` of a response is `{"finish_reason": str, "stop_reason": str | None, "usage": {...}, "blend": ...}`, where
+    "blend" is `BlendStats.to_dict()`; on a stream, the last response has it.
 
     A call takes any sampling parameter of vLLM's, and `blend=False`, `policy`, `ratio` and the policy's own settings:
     `llm.complete(text, policy="full", max_tokens=20)`.  `chat` takes `tools`, `tool_choice`, `parallel_tool_calls` in
