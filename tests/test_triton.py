@@ -10,9 +10,11 @@ from blendrag.runtime.messages import Placement
 from blendrag.runtime.model.rotation import NoRotation, Rotation
 from blendrag.runtime.passes import triton_attention
 from blendrag.runtime.passes.attention import attend, weights
+from blendrag.runtime.passes.drift import Drift
 from blendrag.runtime.passes.rows import Rows
 from blendrag.runtime.passes.sparsity import Sparsity
 from blendrag.runtime.passes.triton_attention import attend_triton
+from blendrag.runtime.passes.triton_drift import DriftKernels
 from blendrag.runtime.passes.triton_gather import Gather
 from blendrag.runtime.passes.triton_scores import weights_triton
 from blendrag.store import KVEntry
@@ -84,6 +86,40 @@ def test_gather_kernel(neox: bool, half: int) -> None:
         expected_v[at] = entry.v[1, : len(at)]
     torch.testing.assert_close(found_k, expected_k)
     torch.testing.assert_close(found_v, expected_v)
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("half", [24, 10, 0])
+def test_drift_kernels(neox: bool, half: int) -> None:
+    generator = torch.Generator().manual_seed(8)
+    rotation: Rotation | NoRotation = NoRotation()
+    if half:
+        angles = torch.rand(120, half, generator=generator)
+        rotation = Rotation.__new__(Rotation)
+        rotation.cos, rotation.sin, rotation.neox = 1.3 * angles.cos(), 1.3 * angles.sin(), neox
+    reused = torch.zeros(120, dtype=torch.bool)
+    reused[5:50], reused[60:110] = True, True
+    rows = ~reused | (torch.rand(120, generator=generator) < 0.2)
+    at = rows.nonzero()[:, 0]
+    qkv = torch.randn(len(at), 9, 48, generator=generator)  # fresh keys and values are slices of what a layer projects
+    fresh_k, fresh_v = qkv[:, 5:7], qkv[:, 7:]
+    stored = torch.randn(2, 120, 2, 48, generator=generator)
+    layout = Layout(reused, ((5, 50), (60, 110)))
+    expected_k, expected_v = stored.clone()
+    Drift(layout, rows, 9.0).apply(at, fresh_k, fresh_v, expected_k, expected_v, rotation)
+    drift = Drift(layout, rows, 9.0)
+    weights = drift._of(at, torch.float32)
+    assert weights is not None
+    if isinstance(rotation, Rotation):
+        rotation.cos, rotation.sin = rotation.cos.to(DEVICE), rotation.sin.to(DEVICE)
+    kernels = DriftKernels(*(tuple(t.to(DEVICE) for t in given) if isinstance(given, tuple) else given.to(DEVICE)
+                             for given in (weights.probes, at[weights.probes], weights.probe_at, weights.stale,
+                                           weights.stale_at, weights.local, weights.overall)))
+    for _ in range(2):  # a second layer
+        found_k, found_v = stored.clone().to(DEVICE)
+        kernels.apply(fresh_k.to(DEVICE), fresh_v.to(DEVICE), found_k, found_v, rotation)
+        torch.testing.assert_close(found_k.cpu(), expected_k, atol=1e-2 if DEVICE.type == "cuda" else 1e-5, rtol=1e-3)
+        torch.testing.assert_close(found_v.cpu(), expected_v, atol=1e-2 if DEVICE.type == "cuda" else 1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("heads", [6, 2])

@@ -11,11 +11,15 @@ the probes are the tokens that the policy chose.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from blendrag.policies import Layout
 from blendrag.runtime.model.rotation import NoRotation, Rotation
+
+if TYPE_CHECKING:
+    from blendrag.runtime.passes.triton_drift import DriftKernels
 
 _BLOCK = 512
 """Tokens of a chunk that are looked at together; a recomputed one counts within its block."""
@@ -66,6 +70,7 @@ class Drift:
         self._block[~layout.reused] = -1
         self._blocks = count
         self._weights: dict[int, _Weights | None] = {}
+        self._kernels: dict[int, DriftKernels] = {}
         self._angles: dict[tuple[int, int, bool], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def apply(self, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor, all_k: torch.Tensor,
@@ -80,6 +85,9 @@ class Drift:
         weights = self._of(positions, all_k.dtype)
         if weights is None:
             return
+        if all_k.is_cuda:
+            self._kernels_of(positions, weights).apply(k, v, all_k, all_v, rotation)
+            return
         at = positions[weights.probes]
         # Changes are compared without rotation: the same change looks different at every position.
         change_k = _turned(rotation, k[weights.probes] - all_k[at], self._angle(rotation, at, back=True))
@@ -92,6 +100,15 @@ class Drift:
         moved_k, moved_v = torch.split(moved.view(-1, *change.shape[1:]), k.shape[-1], -1)
         all_k[weights.stale] += _turned(rotation, moved_k, self._angle(rotation, weights.stale, back=False))
         all_v[weights.stale] += moved_v
+
+    def _kernels_of(self, positions: torch.Tensor, weights: _Weights) -> DriftKernels:
+        if len(positions) not in self._kernels:
+            from blendrag.runtime.passes.triton_drift import DriftKernels
+
+            self._kernels[len(positions)] = DriftKernels(
+                weights.probes, positions[weights.probes], weights.probe_at, weights.stale, weights.stale_at,
+                weights.local, weights.overall)
+        return self._kernels[len(positions)]
 
     def _of(self, positions: torch.Tensor, dtype: torch.dtype) -> _Weights | None:
         """Computed once for all layers; a lane in several parts knows more rows with each."""
