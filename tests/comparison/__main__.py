@@ -61,7 +61,7 @@ def column(name: str) -> dict[str, Any]:
             if not found:
                 sys.exit(done.stderr)
             at = next(key for key in waiting if key not in found)
-            found[at] = {"value": False, "why": f"the process dies: {_last(done.stderr)}"}
+            found[at] = {"value": False, "why": page.shortened(f"the process dies: {_last(done.stderr)}")}
             here.write_text(json.dumps(found))
         return {key: cells[key] for key in FEATURES}
 
@@ -103,7 +103,7 @@ def _cell(probe: Any) -> dict[str, Any]:
         try:
             found = {"value": probe()}
         except Exception as error:
-            found = {"value": False, "why": f"{type(error).__name__}: {error}"}
+            found = {"value": False, "why": page.shortened(f"{type(error).__name__}: {error}")}
         cell.pop("why")
         cell.update(found)
 

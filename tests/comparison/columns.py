@@ -227,8 +227,9 @@ def chat_hugging_face(model: Path) -> Subject:
 
     def translate(options: dict[str, Any]) -> dict[str, Any]:
         rest = dict(options)
-        passed = {name: rest.pop(name) for name in ("stop", "tools", "frobnicate") if name in rest}
-        rest.pop("logprobs", None)  # there is nothing to ask for them with
+        passed = {name: rest.pop(name) for name in ("stop", "frobnicate") if name in rest}
+        for name in ("logprobs", "choice"):
+            rest.pop(name, None)  # there is nothing to ask for them with
         if rest.pop("ignore_eos", False):
             rest["min_new_tokens"] = rest["max_tokens"]
         if "n" in rest:

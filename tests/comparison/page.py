@@ -93,12 +93,15 @@ def _cell(cell: dict[str, Any], name: str, key: str, notes: dict[str, int]) -> s
     return f"{_MARKS[cell['value']]} <sup>{notes.setdefault(note, len(notes) + 1)}</sup>"
 
 
-def _reason(why: str | None) -> str | None:
-    """An error's first line, as a note."""
-    if why is None:
-        return None
+def shortened(why: str) -> str:
+    """The first line of an error, without the folders of the machine it was seen on."""
     line = re.sub(r"/\S*/", "…/", why.strip().splitlines()[0])
-    return "`" + (line if len(line) < 120 else line[:119] + "…").replace("`", "'") + "`"
+    return line if len(line) < 120 else line[:119] + "…"
+
+
+def _reason(why: str | None) -> str | None:
+    """An error as a note."""
+    return None if why is None else "`" + why.replace("`", "'") + "`"
 
 
 def _tail(found: dict[str, Any], notes: dict[str, int]) -> Iterator[str]:
