@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from blendrag.evaluate.metrics import Interval, interval, mean
@@ -18,7 +19,7 @@ class Summary:
         policy, ratio: see `Setting`.
         f1, em: over those questions of which a right answer is known.
         top1, same: shares of the questions.
-        ttft_s: seconds to the first token, one request at a time.
+        ttft_s: seconds to the first token, one request at a time; the median.
         ci: 95 % bootstrap intervals over the questions: of "kl", "top1" and "kl16" themselves, and of the difference
             to the full prefill, question by question, for "f1" and "em".
     """
@@ -47,11 +48,13 @@ def summarise(evaluation: Evaluation) -> list[Summary]:
     for setting in evaluation.settings:
         outcomes = evaluation.outcomes[setting.label]
         means = {name: mean(values_of(outcomes, name))
-                 for name in ("rows", "f1", "em", "kl", "top1", "kl16", "same", "ttft_s")}
+                 for name in ("rows", "f1", "em", "kl", "top1", "kl16", "same")}
+        times = values_of(outcomes, "ttft_s")
         plain = evaluation.outcomes[evaluation.settings[0].label]
         ci = {name: interval(_differences(outcomes, plain, name)) for name in ("f1", "em")}
         ci |= {name: interval(values_of(outcomes, name)) for name in ("kl", "top1", "kl16")}
-        found.append(Summary(policy=setting.name, ratio=setting.ratio, n=len(outcomes), ci=ci, **means))
+        found.append(Summary(policy=setting.name, ratio=setting.ratio, n=len(outcomes), ci=ci,
+                             ttft_s=median(times) if times else None, **means))
     return found
 
 

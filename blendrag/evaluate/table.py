@@ -23,7 +23,7 @@ COLUMNS = {
     "top-1": "questions on which both expect the same first token",
     "KL16": "mean KL along the first 16 tokens of the plain answer",
     "same": "questions with the very answer of plain",
-    "first token": "mean time to it, one request at a time",
+    "first token": "median time to it, one request at a time",
 }
 
 
