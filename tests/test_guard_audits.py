@@ -1,0 +1,143 @@
+"""Which requests are audited and when, and what vLLM's metrics say of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from blendrag import QualityGuard
+from blendrag.policies import Full, Policy, Query
+from blendrag.runtime.messages import Audit, AuditResult
+from blendrag.runtime.metrics import QualityMetrics, QualityStats
+from blendrag.runtime.planning.audits import Audits
+from blendrag.runtime.planning.placing import Plan
+from blendrag.stats import BlendStats
+
+GOOD, BAD = AuditResult([0.01], [True]), AuditResult([5.0], [False])
+
+
+def request(tokens: int = 0) -> Any:
+    return SimpleNamespace(num_output_tokens=tokens, is_finished=lambda: False)
+
+
+def plan(length: int = 100, policy: Policy | None = None) -> Plan:
+    return Plan(policy or Query(), BlendStats(), np.arange(length, dtype=np.int64))
+
+
+def step(*tokens: int, new: bool = False) -> Any:
+    """A step with so many tokens for each request."""
+    return SimpleNamespace(num_scheduled_tokens=dict(enumerate(tokens)), scheduled_new_reqs=[None] if new else [],
+                           total_num_scheduled_tokens=sum(tokens))
+
+
+def audits(**guard: Any) -> Audits:
+    return Audits(QualityGuard(**{"share": 1, **guard}), step_tokens=250)
+
+
+def results_of(audit: Audit, each: AuditResult) -> AuditResult:
+    return AuditResult(each.kl * len(audit.policies), each.same * len(audit.policies))
+
+
+def lengths(taken: list[Any]) -> list[int]:
+    return [len(audit.token_ids) for audit in taken]
+
+
+def test_an_audit_waits_for_its_requests_first_token_and_for_a_step_without_prompts() -> None:
+    queue = audits()
+    asked = request()
+    queue.admit(asked, plan())
+    assert not queue.pending
+    assert queue.take(step()) == []
+    asked.num_output_tokens = 1
+    assert queue.pending
+    assert queue.take(step(1, 1, new=True)) == queue.take(step(200, 1)) == []
+    [audit] = queue.take(step(1, 1))
+    assert (audit.asked, audit.policies) == (Query().settings(), [Query().settings()])
+    assert queue.take(step()) == []  # the one is under way
+    queue.done([GOOD])
+    assert queue.news("worker") == queue.news("metrics") != []
+    assert not queue.pending
+    assert queue.news("worker") is None
+
+
+def test_a_step_takes_no_more_prompts_than_vllm_would_and_an_idle_one_any() -> None:
+    queue = audits()
+    for length in (300, 100, 140, 100):
+        queue.admit(request(1), plan(length))
+    assert lengths(queue.take(step(1))) == [100, 140]
+    queue.done([GOOD, GOOD])
+    assert lengths(queue.take(step())) == [300]
+    queue.done([GOOD])
+    assert lengths(queue.take(step())) == [100]
+
+
+def test_what_does_not_fit_into_the_queue_or_cannot_be_compared_is_counted() -> None:
+    queue = audits(queue=3)
+    for _ in range(5):
+        queue.admit(request(1), plan(50))
+    assert len(queue.take(step())) == 3
+    queue.done([GOOD, AuditResult(), AuditResult(failure="no memory")])
+    [told] = queue.monitor.quality()
+    assert (told.audited, told.dropped, told.failed) == (1, 3, 1)
+
+
+def test_a_share_of_the_requests_is_audited() -> None:
+    queue = audits(share=0.25, queue=10_000)
+    for _ in range(2000):
+        queue.admit(request(1), plan(1))
+    queue._step_tokens = 10_000
+    assert 400 < len(queue.take(step())) < 600
+
+
+def test_a_full_prefill_is_not_compared_with_itself() -> None:
+    queue = audits()
+    assert queue.admit(request(1), plan(policy=Full())) is None
+    assert not queue.pending
+
+
+def test_requests_follow_the_ladder_and_both_rungs_are_watched() -> None:
+    queue = audits(max_kl=0.3, queue=100)
+    ladder = queue.admit(request(1), plan(10))
+    assert ladder is not None
+    for _ in range(20):
+        queue.done([results_of(audit, BAD) for audit in queue.take(step())])
+        queue.admit(request(1), plan(10))
+    assert ladder.policy is None
+    [audit] = queue.take(step())
+    assert audit.policies == [Query().settings(), Query(ratio=0.3).settings()]
+
+
+# vLLM's metrics.
+
+
+def test_metrics_tell_the_state_of_each_policy_and_count_audits_once() -> None:
+    registry = CollectorRegistry()
+
+    def gauge(**arguments: Any) -> Gauge:
+        return Gauge(registry=registry, **arguments)
+
+    def counter(**arguments: Any) -> Counter:
+        return Counter(registry=registry, **arguments)
+
+    metrics = QualityMetrics(SimpleNamespace(kv_transfer_config=None),  # type: ignore[arg-type]
+                             {Gauge: gauge, Counter: counter, Histogram: None},
+                             ["model_name", "engine"], {0: ["m", "0"]})
+    queue = audits(queue=100)
+    for count in (3, 4):
+        for _ in range(count):
+            queue.admit(request(1), plan(10))
+        queue.done([results_of(audit, BAD) for audit in queue.take(step())])
+        stats = QualityStats({"policies": queue.news("metrics")})
+        assert not stats.is_empty()
+        metrics.observe(stats.data)
+        metrics.observe(stats.data)
+    text = generate_latest(registry).decode()
+    labels = '{engine="0",model_name="m",policy="query"}'
+    assert f"blendrag_quality_audited_total{labels} 7.0" in text
+    assert f"blendrag_quality_level{labels} 2.0" in text
+    assert f"blendrag_quality_top1{labels} 0.0" in text
+    assert stats.reduce()["top1 of query"] == 0
+    assert QualityStats({}).aggregate(stats) is stats
