@@ -83,9 +83,9 @@ def _curves(evaluation: Evaluation, summaries: Sequence[Summary]) -> str:
             drawn = _curve(summaries, names, across, measure, Axis(name, 0, 1, factor=scale), label)
             figures.append(_figure(drawn, f"{short} against {of}"))
     return (f'<h2>Quality against work and time</h2><p class="keys">{legend}</p><div class="grid">{"".join(figures)}'
-            "</div><p>Each mark is the mean over the questions (of times, the median); numbers beside marks are ratios. "
-            "Whiskers are 95 % intervals: of the mean for KL, of the difference to plain for F1. The dashed line is plain, a full "
-            "prefill.</p>")
+            "</div><p>Each mark is the mean over the questions (of times, the median); numbers beside marks are "
+            "ratios. Whiskers are 95 % intervals: of the mean for KL, of the difference to plain for F1. The dashed "
+            "line is plain, a full prefill.</p>")
 
 
 def _curve(summaries: Sequence[Summary], names: Sequence[str], across: str, measure: str, like: Axis,
