@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +330,10 @@ def test_a_client_that_leaves_stops_its_request_in_the_engine(server: Server, cl
 
 @pytest.mark.parametrize("key", [key for key, feature in FEATURES.items() if not feature.alone])
 def test_the_cells_of_the_integrations_page_are_true(chat_openai: Subject, key: str) -> None:
-    assert run(FEATURES[key], chat_openai) is page.results()["cells"]["ChatOpenAI"][key]["value"]
+    cell, found = page.results()["cells"]["ChatOpenAI"][key], False
+    with suppress(*[Exception] if "why" in cell else []):  # where an error was recorded
+        found = run(FEATURES[key], chat_openai)
+    assert found is cell["value"]
 
 
 def test_the_example(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
