@@ -216,7 +216,10 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str],
-                           per_engine_labelvalues: dict[int, list[object]]) -> KVConnectorPromMetrics:
+                           per_engine_labelvalues: dict[int, list[object]]) -> KVConnectorPromMetrics | None:
+        settings = vllm_config.kv_transfer_config.kv_connector_extra_config
+        if BlendConfig(**settings).quality_guard is None:
+            return None
         return QualityMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # Worker half.

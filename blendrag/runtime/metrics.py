@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from blendrag.guard.ladder import Level
@@ -13,6 +13,7 @@ from blendrag.guard.ladder import Level
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+_PREFIX = "blendrag_quality_"
 _LEVELS = [level.value for level in Level]
 _GAUGES = {
     "kl": "Mean KL(full || blended) of the first token in nats, in the latest audits.",
@@ -64,11 +65,12 @@ class QualityMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     def __init__(self, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str],
                  per_engine_labelvalues: dict[int, list[object]]) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        _forget_earlier()
         labels = [*labelnames, "policy"]
-        self._gauges = {name: metric_types[Gauge](name=f"blendrag_quality_{name}", documentation=text,
+        self._gauges = {name: metric_types[Gauge](name=f"{_PREFIX}{name}", documentation=text,
                                                   labelnames=labels, multiprocess_mode="mostrecent")
                         for name, text in _GAUGES.items()}
-        self._counters = {name: metric_types[Counter](name=f"blendrag_quality_{name}", documentation=text,
+        self._counters = {name: metric_types[Counter](name=f"{_PREFIX}{name}", documentation=text,
                                                       labelnames=labels)
                           for name, text in _COUNTERS.items()}
         self._counted: dict[tuple[int, str, str], int] = {}
@@ -85,3 +87,10 @@ class QualityMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                 before = self._counted.get((engine_idx, policy, name), 0)
                 counter.labels(*labels).inc(max(0, values[name] - before))
                 self._counted[engine_idx, policy, name] = values[name]
+
+
+def _forget_earlier() -> None:
+    """Makes room for the metrics of a second engine in this process, as vLLM does for its own."""
+    for collector in list(REGISTRY._collector_to_names):
+        if getattr(collector, "_name", "").startswith(_PREFIX):
+            REGISTRY.unregister(collector)

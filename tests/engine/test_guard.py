@@ -166,9 +166,13 @@ def test_what_is_not_approximate_is_not_audited(engine: BlendEngine) -> None:
     assert {quality.policy: quality.audited for quality in engine.quality()} == audited
 
 
-def test_vllms_metrics_tell_it_too(engine: BlendEngine) -> None:
+def test_vllms_metrics_tell_it_too(engine_pool: Any, engine: BlendEngine) -> None:
+    """Those of a second engine in one process, too."""
     from prometheus_client import generate_latest
 
+    engine_pool.close()
+    engine = engine_pool.get(engine.model, config=engine.config, **engine.engine_args)
+    engine.encode(PASSAGES)
     ask(engine, 3, ratio=0.24)
     [line] = [line for line in generate_latest().decode().splitlines()
               if line.startswith("blendrag_quality_audited_total{") and 'policy="query(ratio=0.24)"' in line]

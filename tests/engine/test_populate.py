@@ -114,7 +114,7 @@ def test_many_requests_with_the_same_new_chunk_have_it_encoded_once(engine: Blen
     held = threading.Event()
     holding = threading.Thread(target=engine._start().call, args=(lambda _: held.wait(),))
     holding.start()
-    tickets = engine._submit([prompt(text)] * 5, [SHORT] * 5, True, {}, None, None)
+    tickets = engine._submit([prompt(text)] * 5, [SHORT] * 5, True, {}, None, None, False)
     held.set()
     holding.join()
     outputs = [list(ticket)[-1] for ticket in tickets]

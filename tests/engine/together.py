@@ -31,7 +31,7 @@ def hand_in(engine: BlendEngine, prompts: list[Any], params: Any, hows: list[dic
     for prompt, how in zip(prompts, hows, strict=True):
         how = {"blend": True, "cache_salt": None, "lora_request": None} | how
         blend, salt, lora = (how.pop(name) for name in ("blend", "cache_salt", "lora_request"))
-        tickets += engine._submit([prompt], [params], blend, how, salt, lora)
+        tickets += engine._submit([prompt], [params], blend, how, salt, lora, False)
     return tickets
 
 
