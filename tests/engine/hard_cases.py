@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.engine.texts import PASSAGES
 
 OLD_RULES = ("Visitors to the Ormsby reservoir may swim from May to September between the two yellow buoys. Dogs "
-             "must be kept on a lead. The gate closes at eight in the evening, and the fine for staying longer is 40 pounds.")
+             "must be kept on a lead. The gate closes at eight in the evening, and the fine for staying longer is 40 "
+             "pounds.")
 NEW_RULES = OLD_RULES.replace("eight in the evening", "ten in the evening").replace("40 pounds", "65 pounds")
 
 CASES: dict[str, tuple[list[str], str]] = {
@@ -17,7 +18,8 @@ CASES: dict[str, tuple[list[str], str]] = {
         "What is the fine at the Felton reservoir?"),
     "the same entity in two documents": (
         [PASSAGES[3], "Maria Okafor published her first collection of poems in 1998, long before she went into "
-         "politics. It was printed in Leeds in four hundred copies, of which she gave half to the library of her school.",
+         "politics. It was printed in Leeds in four hundred copies, of which she gave half to the library of her "
+         "school.",
          PASSAGES[1]],
         "What did Maria Okafor publish, and when did she join the council?"),
     "an edited document": ([PASSAGES[1], NEW_RULES, PASSAGES[3]], "When does the gate of the reservoir close?"),
