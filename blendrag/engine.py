@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from blendrag.cancellation import stopped_with
 from blendrag.config import BlendConfig
 from blendrag.errors import EngineClosedError
 from blendrag.guard import Quality
@@ -225,7 +226,10 @@ class BlendEngine:
                 cache_salt: str | None, lora_request: Any, explain: bool) -> list[Any]:
         loop = self._start()
         made = self._running.make(prompts, params, blend, settings, cache_salt, explain)
-        return [loop.submit(prompt, request, lora_request=lora_request) for prompt, request in made]
+        tickets = [loop.submit(prompt, request, lora_request=lora_request) for prompt, request in made]
+        for ticket in tickets:
+            stopped_with(ticket.abort)
+        return tickets
 
     def _last(self, ticket: Any) -> BlendOutput:
         *_, output = ticket

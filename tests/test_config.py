@@ -38,7 +38,7 @@ def test_settings_cannot_be_changed_afterwards():
 
 @pytest.mark.parametrize(("settings", "said"), [
     ({"polcy": "query"}, "there is no setting 'polcy': choose from policy, ratio, "),
-    ({"policy": "nope"}, "there is no policy 'nope': choose one of full, none, first, cacheblend, query"),
+    ({"policy": "nope"}, "there is no policy 'nope': choose one of exact, full, none, first, cacheblend, query"),
     ({"policy": ["first"]}, "policy"),
     ({"policy_settings": {"tokens": 3}}, "policy 'query' has no setting tokens: it takes layers, over_rows, ratio"),
     ({"policy_settings": {"layers": [0.5, 2]}}, "policy 'query': layers.1: input should be less than or equal to 1"),

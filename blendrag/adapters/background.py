@@ -9,6 +9,8 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import TypeVar
 
+from blendrag.cancellation import Cancellation, cancelled_by
+
 T = TypeVar("T")
 
 
@@ -16,12 +18,13 @@ async def iterate(start: Callable[[], Generator[T, None, None]]) -> AsyncGenerat
     """The items of a blocking generator, which is made and run in a thread of its own.
 
     A thread per call rather than the loop's default executor, whose few workers would limit how many requests the
-    engine can batch.  Whoever leaves early, by cancellation or by `break`, has the generator closed after its
-    current item.
+    engine can batch.  Whoever leaves early, by cancellation or by `break`, has the requests stopped that the generator
+    handed in, and itself closed after its current item.
     """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[tuple[str, T | BaseException | None]] = asyncio.Queue()
     left = threading.Event()
+    cancellation = Cancellation()
 
     def send(kind: str, value: T | BaseException | None = None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
@@ -29,7 +32,7 @@ async def iterate(start: Callable[[], Generator[T, None, None]]) -> AsyncGenerat
 
     def work() -> None:
         try:
-            with contextlib.closing(start()) as items:
+            with cancelled_by(cancellation), contextlib.closing(start()) as items:
                 for item in items:
                     if left.is_set():
                         return
@@ -49,6 +52,7 @@ async def iterate(start: Callable[[], Generator[T, None, None]]) -> AsyncGenerat
             yield value  # type: ignore[misc]
     finally:
         left.set()
+        cancellation.cancel()
 
 
 async def gather(starts: Iterable[Callable[[], Generator[T, None, None]]]) -> list[T]:

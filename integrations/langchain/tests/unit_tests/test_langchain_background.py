@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from blendrag.adapters import gather, iterate
+from blendrag.cancellation import stopped_with
 
 
 class Source:
@@ -80,3 +81,25 @@ async def test_gather_returns_the_last_items_in_order() -> None:
         yield from range(to)
 
     assert await gather([partial(count, 3), partial(count, 9), partial(count, 1)]) == [2, 8, 0]
+
+
+async def test_cancellation_stops_a_request_before_its_first_output() -> None:
+    stopped, ended = threading.Event(), threading.Event()
+
+    def waiting() -> Generator[int, None, None]:
+        stopped_with(stopped.set)  # as an engine does for each request
+        started.set()
+        try:
+            stopped.wait(60)
+            yield from ()
+        finally:
+            ended.set()
+
+    started = threading.Event()
+    task = asyncio.ensure_future(gather([waiting]))
+    assert await asyncio.to_thread(started.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(ended.wait, 30)
+    assert stopped.is_set()
