@@ -13,6 +13,7 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker's engine has a core to itself
     _core = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % (os.cpu_count() or 1)
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(_core)
+    os.environ["OMP_NUM_THREADS"] = "1"  # vLLM binds an engine in this process to no core: two threads each would spin
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
