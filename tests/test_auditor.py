@@ -12,7 +12,6 @@ from blendrag.policies import CacheBlend, Exact, First, NoRecompute, Policy, Que
 from blendrag.runtime.messages import Audit, AuditResult, BlendReports
 from blendrag.runtime.passes.auditor import Auditor, divergence
 from blendrag.runtime.passes.blender import Blender
-from blendrag.runtime.passes.forward import _tiles
 from tests.test_blender import KV, LAYERS, VOCABULARY, WIDTH, Model, Prompt, Ranks, attention, blend, prefill
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,20 +29,9 @@ class WholeModel(Model):
         self.head = torch.randn(WIDTH, VOCABULARY, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         self.ran = 0
 
-    def run(self, lanes: Any) -> None:
-        for tile in _tiles(lanes, self.max_rows):
-            going = {lane: self.embedding[lane.ids[part.rows]] for lane, part in tile}
-            for index, layer in enumerate(self.layers):
-                for lane, part in tile:
-                    if lane in going:
-                        attended = lane.attend(index, layer, part, *self.project(index, going[lane]))
-                        if attended is None:
-                            del going[lane]
-                        else:
-                            going[lane] = self.add(index, going[lane], attended)
-            for lane, part in tile:
-                if lane in going and part.last:
-                    lane.finish(going[lane][-1:])
+    def end(self, lane: Any, part: Any, x: torch.Tensor) -> None:
+        if part.last:
+            lane.finish(x[-1:])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (hidden @ self.head)[0]

@@ -71,6 +71,12 @@ class Model:
                             del going[lane]
                         else:
                             going[lane] = self.add(index, going[lane], attended)
+            for lane, part in tile:
+                if lane in going:
+                    self.end(lane, part, going[lane])
+
+    def end(self, lane: Any, part: Any, x: torch.Tensor) -> None:
+        """A part went through all layers."""
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:

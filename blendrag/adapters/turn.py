@@ -65,7 +65,7 @@ class ChatTurn:
                                   'tool_choice at "auto"')
             self.sampling["structured_outputs"] = form
             self._use = ToolUse()
-        text = render_chat(tokenizer, messages, chat_template, **shown)
+        text = render_chat(tokenizer, messages, template, **shown)
         marked = BlendPrompt.from_text(text, config.delimiter, keep_delimiter=config.keep_delimiter,
                                        add_special_tokens=False)
         # Fewer characters than that cannot be enough tokens to be stored.

@@ -29,10 +29,9 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=
                   help="Reuse the KV cache of document chunks at any place in a prompt.")
 app.command("demo")(demo.demo)
 app.command("index")(index.index)
-app.command("eval", epilog=eval.EPILOG, context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-            )(eval.evaluate)
-app.command("serve", epilog=serve.EPILOG, context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-            )(serve.serve)
+to_vllm = {"allow_extra_args": True, "ignore_unknown_options": True}  # what is not ours is an option of vLLM's
+app.command("eval", epilog=eval.EPILOG, context_settings=to_vllm)(eval.evaluate)
+app.command("serve", epilog=serve.EPILOG, context_settings=to_vllm)(serve.serve)
 app.add_typer(models.app, name="models", help="The demo's models.")
 
 
