@@ -12,7 +12,7 @@ from blendrag.config import BlendConfig
 from blendrag.errors import EngineClosedError
 from blendrag.guard import Quality
 from blendrag.outputs import BlendOutput, EncodedChunk
-from blendrag.policies import Policy
+from blendrag.policies import Policy, make_policy
 from blendrag.prompt import Chunk
 from blendrag.requests import Prefix, Progress, Prompt, Ratio, Requests, pair
 from blendrag.stats import EngineStats
@@ -155,6 +155,16 @@ class AsyncBlendEngine:
     async def max_model_len(self) -> int:
         """Longest prompt plus answer, in tokens."""
         return (await self._start())[1].max_model_len
+
+    async def fingerprint(self) -> str:
+        """Identifies what stored KV and profiles depend on: weights, dtype, rotary tables, ranks."""
+        process, _ = await self._start()
+        return str((await process.call("blendrag_identity"))["fingerprint"])
+
+    async def policy(self) -> Policy:
+        """The policy of requests that name none: the settings', or that of the model's profile."""
+        process, _ = await self._start()
+        return make_policy((await process.call("blendrag_identity"))["policy"])
 
     @property
     def closed(self) -> bool:

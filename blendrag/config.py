@@ -26,6 +26,10 @@ DELIMITER = "\ue000"
 """The default blend delimiter: a private-use character, which `str.strip()` and chat templates leave alone."""
 
 
+_POLICY = {"policy", "ratio", "policy_settings"}
+"""The settings that say what a profile would say."""
+
+
 class BlendConfig(BaseSettings):
     """Settings of an engine, its policy and its chunk store.
 
@@ -42,6 +46,8 @@ class BlendConfig(BaseSettings):
     ratio: Share | tuple[Share, ...] | None = Field(
         None, description="share of the reused tokens to recompute; or one for each of cacheblend's check_layers")
     policy_settings: dict[str, Any] = Field({}, description="further settings of the policy, by name")
+    profile: bool = Field(True, description="use the policy that `blendrag calibrate` found for the model and left in "
+                          "the store's folder, unless policy, ratio or policy_settings are set")
     sparse_attention: int | None = Field(
         None, ge=0, description="recomputed rows of chunks attend to the prefix, their chunk, recent tokens, and this "
         "many tokens in the blocks that score best; none: to everything")
@@ -107,6 +113,16 @@ class BlendConfig(BaseSettings):
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
+
+    @property
+    def uses_profile(self) -> bool:
+        """Whether requests that name no policy get that of the model's profile, where it has one."""
+        return self.profile and not _POLICY.intersection(self.model_fields_set)
+
+    def to_json(self) -> dict[str, Any]:
+        """For another process, which makes the same settings of it."""
+        unset = _POLICY - self.model_fields_set
+        return self.model_dump(mode="json", exclude=unset)
 
     def make_policy(self, **overrides: Any) -> Policy:
         """The policy these settings describe.

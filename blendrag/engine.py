@@ -13,7 +13,7 @@ from blendrag.config import BlendConfig
 from blendrag.errors import EngineClosedError
 from blendrag.guard import Quality
 from blendrag.outputs import BlendOutput, EncodedChunk
-from blendrag.policies import Policy
+from blendrag.policies import Policy, make_policy
 from blendrag.prompt import Chunk
 from blendrag.requests import Prefix, Prompt, Ratio, Requests, pair
 from blendrag.stats import EngineStats
@@ -164,6 +164,16 @@ class BlendEngine:
     def max_model_len(self) -> int:
         """Longest prompt plus answer, in tokens."""
         return self._running.max_model_len
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what stored KV and profiles depend on: weights, dtype, rotary tables, ranks."""
+        return str(self._rpc("blendrag_identity")["fingerprint"])
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of requests that name none: the settings', or that of the model's profile."""
+        return make_policy(self._rpc("blendrag_identity")["policy"])
 
     @property
     def store(self) -> ChunkStore:

@@ -62,13 +62,14 @@ class Requests:
         from blendrag.runtime.planning.marks import MARKS
 
         policy = self.config.make_policy(**settings)
+        named = any(value is not None for value in settings.values())
         reorder = blend and isinstance(policy, Exact) and policy.reorder
         made = []
         for prompt, given in zip([self._tokenize(prompt, reorder) for prompt in prompts], params, strict=True):
             request = given.clone() if given is not None else SamplingParams()
             request.output_kind = RequestOutputKind.CUMULATIVE
-            marks = {"spans": [list(span) for span in prompt.spans], "policy": policy.settings(),
-                     "explain": explain} if blend else False
+            marks = {"spans": [list(span) for span in prompt.spans], "explain": explain,
+                     "policy": policy.settings() if named else None} if blend else False
             transfer = (request.extra_args or {}).get("kv_transfer_params") or {}
             request.extra_args = (request.extra_args or {}) | {"kv_transfer_params": transfer | {MARKS: marks}}
             made.append((token_prompt(prompt.ids, cache_salt), request))

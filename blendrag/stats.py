@@ -64,6 +64,7 @@ class BlendStats:
         score_s: the scoring pass, where the policy needs one.
         blend_s: the blend pass.
         first_token_s: from submission to the first token.
+        calibrated: the policy is that of the model's profile (`blendrag calibrate`).
         guard: what the quality guard changed: "ratio raised" or "blending off"; empty where it changed nothing.
         failure: why the blend pass failed and the request was prefilled in full; empty where it did not.
         map: token by token, of a request that asked for it (`explain`) and that a blend pass ran for.
@@ -80,6 +81,7 @@ class BlendStats:
     score_s: float = 0.0
     blend_s: float = 0.0
     first_token_s: float = 0.0
+    calibrated: bool = False
     guard: str = ""
     failure: str = ""
     map: BlendMap | None = None

@@ -32,7 +32,7 @@ SPAN_A, SPAN_B = (5, 25), (25, 55)
 
 def make_planner(**config) -> Planner:
     planner = Planner(BlendConfig(**({"policy": "none"} | config)), ChunkStore())
-    planner.lookup.facts = ModelFacts("model", LAYERS)
+    planner.know(ModelFacts("model", LAYERS))
     return planner
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from blendrag import __version__
-from blendrag.cli import demo, eval, index, models, serve  # noqa: A004
+from blendrag.cli import calibrate, demo, eval, index, models, serve  # noqa: A004
 from blendrag.errors import BlendError
 
 
@@ -31,6 +31,7 @@ app.command("demo")(demo.demo)
 app.command("index")(index.index)
 to_vllm = {"allow_extra_args": True, "ignore_unknown_options": True}  # what is not ours is an option of vLLM's
 app.command("eval", epilog=eval.EPILOG, context_settings=to_vllm)(eval.evaluate)
+app.command("calibrate", epilog=calibrate.EPILOG, context_settings=to_vllm)(calibrate.calibrate)
 app.command("serve", epilog=serve.EPILOG, context_settings=to_vllm)(serve.serve)
 app.add_typer(models.app, name="models", help="The demo's models.")
 

@@ -38,7 +38,7 @@ class Answer:
 
 
 def engine_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The engine arguments that `distributions` needs, on top of those that a user gave."""
+    """The engine arguments that `expected_along` needs, on top of those that a user gave."""
     from blendrag.runtime.forcing import PROCESSOR
 
     processors = [*(given.get("logits_processors") or ()), PROCESSOR]
@@ -58,9 +58,21 @@ def answer(engine: BlendEngine, prompt: BlendPrompt, setting: Setting, tokens: i
     return Answer(output.text, tuple(output.token_ids), output.stats.rows, output.stats.first_token_s)
 
 
-def distributions(engine: BlendEngine, prompt: BlendPrompt, setting: Setting,
-                  token_ids: Sequence[int]) -> list[Distribution]:
-    """What the model expects at each place of a given answer (teacher forcing).
+@dataclass(frozen=True)
+class Expected:
+    """What the model expects along a given answer.
+
+    Attributes:
+        places: at each of its tokens, behind those before it.
+        rows: see `BlendStats`.
+    """
+
+    places: list[Distribution]
+    rows: float
+
+
+def expected_along(engine: BlendEngine, prompt: BlendPrompt, setting: Setting, token_ids: Sequence[int]) -> Expected:
+    """What the model expects at each place of an answer that is forced on it (teacher forcing).
 
     Raises:
         ConfigError: the engine was started without `engine_arguments`.
@@ -73,7 +85,8 @@ def distributions(engine: BlendEngine, prompt: BlendPrompt, setting: Setting,
     if output.token_ids != list(token_ids):
         raise ConfigError("the engine does not give answers that are forced on it: start it with the engine arguments "
                           "of blendrag.evaluate.engine_arguments")
-    return [Distribution(ids, logprobs) for ids, logprobs in read_logprobs(output.outputs[0])]
+    places = [Distribution(ids, logprobs) for ids, logprobs in read_logprobs(output.outputs[0])]
+    return Expected(places, output.stats.rows)
 
 
 def request(engine: BlendEngine, prompt: BlendPrompt, setting: Setting, params: Any, *,

@@ -20,8 +20,13 @@ def build_prompt(tokenizer: Any, question: Question) -> BlendPrompt:
     passages = mark_chunks(question.chunks, separator="")
     request = (f"Read these passages; a question follows them. {instruction}\n\nPassages:\n{passages}"
                f"{instruction}\nQuestion: {question.text}")
+    return as_chat(tokenizer, request, "\nAnswer:")
+
+
+def as_chat(tokenizer: Any, request: str, lead: str) -> BlendPrompt:
+    """A user's request with marked chunks, in the model's chat template; followed by `lead` where it has none."""
     if not getattr(tokenizer, "chat_template", None):
-        return BlendPrompt.from_text(f"{request}\nAnswer:")
+        return BlendPrompt.from_text(f"{request}{lead}")
     text = tokenizer.apply_chat_template([{"role": "user", "content": request}], tokenize=False,
                                          add_generation_prompt=True)
     return BlendPrompt.from_text(text, add_special_tokens=False)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from blendrag.engine import BlendEngine
 from blendrag.errors import BlendError, EngineClosedError
-from blendrag.evaluate.ask import FORCED_TOKENS, Answer, answer, distributions
+from blendrag.evaluate.ask import FORCED_TOKENS, Answer, answer, expected_along
 from blendrag.evaluate.dataset import Question
 from blendrag.evaluate.metrics import Distribution, divergence, exact_match, f1, first_line
 from blendrag.evaluate.prompts import build_prompt
-from blendrag.evaluate.settings import PLAIN, Setting
+from blendrag.evaluate.settings import DEFAULT, PLAIN, Setting
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +85,10 @@ def evaluate(engine: BlendEngine, questions: Sequence[Question], settings: Seque
         answer_tokens: most tokens of an answer.
         on_progress: called with (questions done, questions in all).
     """
-    result = Evaluation((PLAIN, *settings))
+    # Asking for its policy starts the engine: what goes wrong here is no question's fault.
+    used = engine.policy
+    result = Evaluation((PLAIN, *(replace(s, policy=used) if s.name == DEFAULT else s for s in settings)))
     result.outcomes = {setting.label: [] for setting in result.settings}
-    _ = engine.tokenizer  # starts the engine: what goes wrong here is no question's fault
     try:
         with suppress(BlendError):  # the question will say so again
             for question in questions[:1]:
@@ -131,7 +132,7 @@ def measure(engine: BlendEngine, question: Question, settings: Sequence[Setting]
     for setting in settings:
         given = answer(engine, prompt, setting, answer_tokens)
         full = baseline[0] if baseline else given
-        expected = distributions(engine, prompt, setting, full.token_ids[:FORCED_TOKENS])
+        expected = expected_along(engine, prompt, setting, full.token_ids[:FORCED_TOKENS]).places
         baseline = baseline or (given, expected)
         found[setting.label] = compare(baseline, (given, expected), question.answers)
     return found

@@ -41,6 +41,9 @@ class Setting:
 PLAIN = Setting("plain", None)
 """The baseline."""
 
+DEFAULT = "default"
+"""The name of what the engine uses unasked: its settings' policy, or that of the model's profile."""
+
 
 def ratio_text(ratio: float | Sequence[float]) -> str:
     """A ratio, or one for each check layer, for people."""
@@ -63,7 +66,7 @@ def settings_of(policies: str, ratios: Sequence[float], config: BlendConfig) -> 
         name, *pairs = spec.split(":")
         if name == PLAIN.name:
             continue  # it is always there
-        if name == "default":
+        if name == DEFAULT:
             if pairs:
                 raise ConfigError("'default' takes no settings, as it is what the engine uses unasked: name the policy")
             made = [Setting(name, config.make_policy())]

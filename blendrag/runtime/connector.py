@@ -104,7 +104,7 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         facts = metadata[0]
         assert isinstance(facts, ModelFacts)
-        self.planner.lookup.facts = facts
+        self.planner.know(facts)
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._block_pool = gpu_block_pool

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
+from blendrag.profile import default_policy
 from blendrag.runtime.connector import BlendConnector
 from blendrag.runtime.engine.failure import leave_notes
 from blendrag.runtime.model.blend_model import BlendModel
@@ -54,6 +55,8 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         config = connector.config
         tier = DeviceTier(model.device, config.gpu_bytes) if model.device.type == "cuda" else None
         entries = Entries(connector.store, config.namespace, model.fingerprint, tier)
+        policy, _ = default_policy(config, entries.fingerprint)
+        self._identity = {"fingerprint": entries.fingerprint, "policy": policy.settings()}
         forward = Forward(model)
         self._encoder: Encoder | None = Encoder(model, forward, entries)
         connector.attach(Blender(model, forward, entries, config.sparse_attention), self._encoder)
@@ -73,6 +76,10 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         """`Encoder.stored`, for `collective_rpc`."""
         assert self._encoder is not None
         return self._encoder.stored(chunks, prefix_ids, neutral)
+
+    def blendrag_identity(self) -> dict[str, Any]:
+        """The model's fingerprint, and `Policy.settings()` of requests that name no policy."""
+        return self._identity
 
     def blendrag_quality(self) -> list[dict[str, Any]]:
         """What the quality guard knows: `Quality` of each policy, as mappings."""

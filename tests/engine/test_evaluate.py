@@ -7,7 +7,7 @@ import pytest
 
 from blendrag import BlendEngine, SamplingParams
 from blendrag.evaluate import PLAIN, Question, evaluate, settings_of, summarise
-from blendrag.evaluate.ask import distributions, request
+from blendrag.evaluate.ask import expected_along, request
 from blendrag.evaluate.blendmap import draw, map_prompt
 from blendrag.evaluate.metrics import Distribution, divergence
 from blendrag.evaluate.prompts import build_prompt
@@ -50,7 +50,7 @@ def test_answers_can_be_forced_and_their_divergence_is_exact(engine: BlendEngine
     engine.encode(QUESTION.chunks, prefix=prompt)
     [none] = settings_of("none", [], engine.config)
     forced = engine.tokenizer.encode("Maria Okafor, of course", add_special_tokens=False)[:3]
-    few = [distributions(engine, prompt, setting, forced) for setting in (PLAIN, none)]
+    few = [expected_along(engine, prompt, setting, forced).places for setting in (PLAIN, none)]
     assert [len(places) for places in few] == [3, 3]
 
     def everything(setting: object) -> Distribution:

@@ -14,8 +14,9 @@ from blake3 import blake3
 from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError, PromptError
 from blendrag.guard.ladder import Ladder, Level
-from blendrag.policies import Exact, Full
-from blendrag.runtime.messages import BlendReport, Placement
+from blendrag.policies import Exact, Full, Policy
+from blendrag.profile import default_policy
+from blendrag.runtime.messages import BlendReport, ModelFacts, Placement
 from blendrag.runtime.planning.locating import Marked, Span, locate
 from blendrag.runtime.planning.lookup import Lookup
 from blendrag.runtime.planning.placing import Placing, Plan
@@ -39,6 +40,13 @@ class Planner:
     def __init__(self, config: BlendConfig, store: ChunkStore) -> None:
         self.config = config
         self.lookup = Lookup(config, store)
+        self._default: Policy = config.make_policy()
+        self._calibrated = False
+
+    def know(self, facts: ModelFacts) -> None:
+        """Takes what the worker half says of the model, before any request comes."""
+        self.lookup.facts = facts
+        self._default, self._calibrated = default_policy(self.config, facts.fingerprint)
 
     def plan(self, request: Request, spans: Sequence[Sequence[int]] = (),
              policy: Mapping[str, Any] | None = None,
@@ -48,13 +56,13 @@ class Planner:
         Args:
             spans: `[start, end)` of each chunk that the prompt marks.  Stored chunks elsewhere in the prompt
                 are found by their tokens.
-            policy: settings for this request.
+            policy: settings for this request, instead of the engine's default.
             documents: token ids of chunks that stand somewhere in the prompt.
         """
         # `array` takes a list in half the time that numpy needs.
         ids = np.frombuffer(array("q", request.prompt_token_ids or []), np.int64)
         try:
-            chosen = self.config.make_policy(**(policy or {}))
+            chosen = self.config.make_policy(**policy) if policy else self._default
             clean = _clean_spans(spans, len(ids))
             located, lost = locate(ids, documents, clean)
         except (AttributeError, TypeError, ValueError, OverflowError, ConfigError, PromptError) as error:
@@ -64,7 +72,8 @@ class Planner:
         marked = sorted([*(Marked(start, end, ids[start:end]) for start, end in clean), *located],
                         key=lambda mark: mark.start)
         absent = [ChunkStats(-1, tokens, reason="not in the prompt") for tokens in lost]
-        plan = Plan(chosen, BlendStats(policy=chosen.name, prompt_tokens=len(ids)), ids)
+        plan = Plan(chosen, BlendStats(
+            policy=chosen.name, prompt_tokens=len(ids), calibrated=self._calibrated and not policy), ids)
         if reason := _refusal(request):
             refused = [ChunkStats(mark.start, mark.end - mark.start, reason=reason) for mark in marked]
             plan.stats.chunks = refused + absent

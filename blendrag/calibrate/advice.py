@@ -1,0 +1,42 @@
+"""What may help where no setting meets the target."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from blendrag.calibrate.search import LEAST_QUESTIONS, MOST_ROWS, Calibration
+
+_SHORT_PROMPT = 1000
+_SHORT_CHUNK = 400
+"""Characters: about a hundred tokens."""
+
+
+def advise(found: Calibration) -> list[str]:
+    """Sentences, what matters most first; empty where a setting met the target."""
+    if found.chosen is not None:
+        return []
+    control = found.control
+    if control is not None and not control.meets:
+        return [f"Even with everything recomputed the KL is {control.kl:.3f}: that is rounding between two ways of "
+                "computing the same. Use a wider dtype, or a target above it."]
+    worth = [p for p in found.tuning if p.rows <= MOST_ROWS]
+    advice = []
+    if found.check:
+        failed = found.check[-1]
+        advice.append(f"{failed.setting.label} met it on {found.tuning[0].n} questions (rows {failed.rows:.0%}), on "
+                      f"the {failed.n} others not for sure (KL {failed.kl:.3f}, perhaps {failed.kl_interval[1]:.3f}). "
+                      "More questions would say it more exactly.")
+    elif worth:
+        best = min(worth, key=lambda p: p.kl)
+        advice.append(f"The nearest was {best.setting.label}: KL {best.kl:.3f}, top-1 agreement {best.top1:.0%}, with "
+                      f"{best.rows:.0%} of the rows. If that will do, set the target to it.")
+    if found.prompt_tokens < _SHORT_PROMPT:
+        advice.append(f"Your prompts have {found.prompt_tokens:.0f} tokens: a full prefill of so few is quick, and "
+                      "question and instruction are much of it.")
+    if (length := fmean(len(c) for q in found.questions for c in q.chunks)) < _SHORT_CHUNK:
+        advice.append(f"Your chunks have {length:.0f} characters: longer ones change less when their neighbours do.")
+    if len(found.questions) < 2 * LEAST_QUESTIONS:
+        advice.append(f"{len(found.questions)} questions prove little: give some dozens.")
+    advice.append("Meanwhile KV is reused where it is exact (`exact`). With reorder=True, where the order of chunks "
+                  "does not matter to you, that is often.")
+    return advice

@@ -1,0 +1,63 @@
+"""Questions about documents, for those who have no questions of users yet."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from blendrag.engine import BlendEngine
+from blendrag.errors import DatasetError
+from blendrag.evaluate.dataset import Question
+from blendrag.evaluate.prompts import as_chat
+from blendrag.prompt import mark_chunks
+
+if TYPE_CHECKING:
+    from blendrag.documents import DocumentChunk
+
+_ASK = ("Write one short question that the following text answers, for somebody who does not have the text. "
+        "Reply with the question alone.\n\n{text}")
+_MOST_TOKENS = 40
+_WORDS = re.compile(r"\w+")
+
+
+def generate_questions(engine: BlendEngine, chunks: Sequence[DocumentChunk],
+                       search: Callable[[str], Sequence[DocumentChunk]], count: int, top_k: int) -> list[Question]:
+    """Lets the model ask about chunks spread at random over documents, and retrieves what it would be given.
+
+    Where it does not write a question, what the chunk's heading names is asked for.  The same chunks give the same
+    questions.
+
+    Args:
+        search: all chunks, the best for a question first.
+        count: questions; as many as there are chunks, if these are fewer.
+        top_k: chunks in a prompt.
+
+    Raises:
+        DatasetError: there are no chunks.
+    """
+    from vllm import SamplingParams
+
+    if not chunks:
+        raise DatasetError("there is nothing to ask about: name a folder with documents in it")
+    about = random.Random(0).sample(list(chunks), min(count, len(chunks)))
+    prompts = [as_chat(engine.tokenizer, _ASK.format(text=mark_chunks([chunk.text], separator="")), "\n\nQuestion:")
+               for chunk in about]
+    answers = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=_MOST_TOKENS), blend=False)
+    found = []
+    for line, (chunk, output) in enumerate(zip(about, answers, strict=True), 1):
+        text = _question(output.text) or f"What do the documents say about “{chunk.heading or _opening(chunk.text)}”?"
+        found.append(Question(text, tuple(f"{best.text}\n\n" for best in search(text)[:top_k]), line=line))
+    return found
+
+
+def _question(said: str) -> str:
+    """The first question in what a model said; empty where there is none."""
+    line = next((line.strip() for line in said.splitlines() if "?" in line), "")
+    text = line[: line.index("?") + 1] if line else ""
+    return text if len(_WORDS.findall(text)) > 2 else ""
+
+
+def _opening(text: str) -> str:
+    return " ".join(text.split()[:8])

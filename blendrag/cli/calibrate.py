@@ -1,0 +1,164 @@
+"""`blendrag calibrate`."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from blendrag.cli.environment import prepare
+from blendrag.errors import BlendError, ConfigError
+
+if TYPE_CHECKING:
+    from blendrag.calibrate import Calibration, Target
+    from blendrag.config import BlendConfig
+    from blendrag.engine import BlendEngine
+    from blendrag.evaluate import Question
+
+EPILOG = ("Any engine option of vLLM may follow, such as --max-model-len 8192 or --dtype float32; give those that the "
+          "engine will run with.")
+
+_MAX_KL = 0.1
+
+
+def calibrate(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(
+        metavar="MODEL", show_default=False, help="smollm2, or a folder or hub name that vLLM loads.")],
+    store: Annotated[Path, typer.Option(
+        help="The folder of the chunk store (BlendConfig.store_path), beside which engines look for the profile.")],
+    data: Annotated[Path | None, typer.Option(
+        help="Questions and what was retrieved for each, as `blendrag eval` takes them.")] = None,
+    docs: Annotated[Path | None, typer.Option(
+        help="Instead of --data: documents, about which the model writes the questions.")] = None,
+    max_kl: Annotated[float | None, typer.Option(
+        show_default="0.1, if no other limit is given", help="Mean KL of the first token's distribution from a full "
+        "prefill's, at most; in nats.")] = None,
+    min_top1: Annotated[float | None, typer.Option(
+        help="Share of questions on which both expect the same first token, at least.")] = None,
+    min_f1: Annotated[float | None, typer.Option(
+        help="Share of a full prefill's F1, at least: 0.99. Needs answers in the data.")] = None,
+    questions: Annotated[int, typer.Option(min=10, help="Ask at most so many.")] = 60,
+    top_k: Annotated[int, typer.Option(min=2, help="With --docs: chunks in a prompt.")] = 8,
+    chunk_tokens: Annotated[int, typer.Option(min=16, help="With --docs: most tokens of a chunk.")] = 256,
+    settings: Annotated[Path | None, typer.Option(
+        help="A YAML file of BlendConfig's settings, as `blendrag serve` takes it.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the profile to this file, too.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the log lines of vLLM and its libraries.")] = False,
+) -> None:
+    """Find the cheapest policy that is good enough on your questions, and let engines use it.
+
+    The profile is for this model as it runs here (its weights, dtype, ranks); engines with the same store find it and
+    use it for requests that name no policy. Where no policy is good enough it keeps them from blending, and the exit
+    status is 1.
+    """
+    if model.startswith("-"):
+        raise ConfigError("name the model first: blendrag calibrate MODEL --store FOLDER --data FILE.json")
+    if (data is None) == (docs is None):
+        raise ConfigError("give either --data FILE.json with questions, or --docs FOLDER with documents")
+    suited = prepare(verbose)
+    from blendrag.calibrate import Target
+    from blendrag.config import BlendConfig
+    from blendrag.evaluate import load_questions
+    from blendrag.runtime.engine.options import engine_options
+
+    if max_kl is None and min_top1 is None and min_f1 is None:
+        max_kl = _MAX_KL
+    config = BlendConfig.from_yaml(settings) if settings else BlendConfig()
+    asked = load_questions(data, questions) if data else None
+    source = Source(asked, docs, questions, top_k, chunk_tokens)
+    found = run_calibrate(model, store.expanduser(), source, Target(max_kl, min_top1, min_f1), config, Console(),
+                          suited | engine_options(context.args), json_file)
+    if found.chosen is None:
+        raise typer.Exit(1)
+
+
+class Source:
+    """Where questions come from: `asked`, or the model, about documents.
+
+    Args:
+        asked: None where the model writes them.
+        docs: a folder or a file.
+        count: most questions.
+        top_k, chunk_tokens: chunks in a prompt, and tokens in a chunk.
+    """
+
+    def __init__(self, asked: list[Question] | None, docs: Path | None, count: int, top_k: int,
+                 chunk_tokens: int) -> None:
+        self._asked, self._docs, self._count = asked, docs, count
+        self._top_k, self._chunk_tokens = top_k, chunk_tokens
+
+    def questions(self, engine: BlendEngine, store: Path, console: Console) -> list[Question]:
+        """The questions; those that are generated are the same each time."""
+        if self._asked is not None:
+            return self._asked
+        from blendrag.calibrate.generate import generate_questions
+        from blendrag.demo.retrieve import Retriever
+        from blendrag.demo.run import read_sources
+        from blendrag.documents import split
+
+        assert self._docs is not None
+        sources = read_sources(self._docs, console)
+        chunks = [chunk for source in sources for chunk in split(
+            source, lambda text: len(engine.tokens.chunk_ids(text)), self._chunk_tokens)]
+        with console.status("the model writes questions"):
+            retriever = Retriever(chunks, store / "profiles")
+            return generate_questions(engine, chunks, retriever.search, self._count, self._top_k)
+
+
+def run_calibrate(model: str, store: Path, source: Source, target: Target, config: BlendConfig, console: Console,
+                  engine_args: dict[str, Any], json_file: Path | None) -> Calibration:
+    """Measures, shows the curve and writes the profile.
+
+    Raises:
+        BlendError: a model that cannot be loaded, a store that cannot be written, too few questions.
+    """
+    from blendrag.calibrate import calibrate as search
+    from blendrag.calibrate.advice import advise
+    from blendrag.calibrate.report import show
+    from blendrag.engine import BlendEngine
+    from blendrag.evaluate import engine_arguments as needed
+    from blendrag.models import engine_arguments, resolve
+    from blendrag.profile import Profile
+    from blendrag.runtime.engine.start import check_store
+
+    check_store(config.model_copy(update={"store_path": store}))
+    # What is encoded for the measurement stays out of the store.
+    measured_with = config.model_copy(update={"store_path": None, "quality_guard": None})
+    args = engine_arguments(model) | engine_args
+    with BlendEngine(resolve(model), config=measured_with, **(args | needed(args))) as engine:
+        with console.status("starting vLLM"):
+            fingerprint = engine.fingerprint
+        asked = source.questions(engine, store, console)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            tasks: dict[str, Any] = {}
+
+            def on_progress(stage: str, done: int, total: int) -> None:
+                if stage not in tasks:
+                    tasks[stage] = progress.add_task(stage, total=total)
+                progress.update(tasks[stage], completed=done)
+
+            found = search(engine, asked, target, on_progress=on_progress)
+    advice, chosen = advise(found), found.chosen
+    show(console, found, advice)
+    profile = Profile(
+        fingerprint, model, chosen.setting.policy if chosen else None, target.to_dict(), len(found.questions),
+        datetime.now(UTC).isoformat(timespec="seconds"), chosen.to_dict() if chosen else {},
+        [p.to_dict() for p in found.tuning], advice)
+    path = profile.save(store)
+    console.print()
+    console.print(Text(f"Written to {path}; engines with store_path={store} use it from their next start on."),
+                  soft_wrap=True)
+    if json_file:
+        try:
+            json_file.write_text(json.dumps(profile.to_dict(), indent=2, ensure_ascii=False) + "\n", "utf-8")
+        except OSError as error:
+            raise BlendError(f"{json_file} cannot be written ({error.strerror}): name another file") from error
+    return found
