@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -94,7 +95,7 @@ class Source:
         self._asked, self._docs, self._count = asked, docs, count
         self._top_k, self._chunk_tokens = top_k, chunk_tokens
 
-    def questions(self, engine: BlendEngine, store: Path, console: Console) -> list[Question]:
+    def questions(self, engine: BlendEngine, console: Console) -> list[Question]:
         """The questions; those that are generated are the same each time."""
         if self._asked is not None:
             return self._asked
@@ -107,9 +108,9 @@ class Source:
         sources = read_sources(self._docs, console)
         chunks = [chunk for source in sources for chunk in split(
             source, lambda text: len(engine.tokens.chunk_ids(text)), self._chunk_tokens)]
-        with console.status("the model writes questions"):
-            retriever = Retriever(chunks, store / "profiles")
-            return generate_questions(engine, chunks, retriever.search, self._count, self._top_k)
+        with console.status("the model writes questions"), TemporaryDirectory() as index:
+            search = Retriever(chunks, Path(index)).search
+            return generate_questions(engine, chunks, search, self._count, self._top_k)
 
 
 def run_calibrate(model: str, store: Path, source: Source, target: Target, config: BlendConfig, console: Console,
@@ -135,7 +136,7 @@ def run_calibrate(model: str, store: Path, source: Source, target: Target, confi
     with BlendEngine(resolve(model), config=measured_with, **(args | needed(args))) as engine:
         with console.status("starting vLLM"):
             fingerprint = engine.fingerprint
-        asked = source.questions(engine, store, console)
+        asked = source.questions(engine, console)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as progress:
             tasks: dict[str, Any] = {}

@@ -350,7 +350,8 @@ def test_replicas_of_a_stock_server_share_what_they_store(engine_pool: Any, tmp_
     """`vllm serve` with our connector, data parallel: what one replica encodes, the other one finds."""
     engine_pool.close()
     model = build(next(family for family in FAMILIES if family.name == "Llama"), tmp_path / "model")
-    settings = {"populate": "on_miss", "store_path": str(tmp_path / "store")}
+    settings = {"populate": "on_miss", "store_path": str(tmp_path / "store"),
+                "quality_guard": {"share": 1.0, "max_kl": 100.0}}
     connector = CONNECTOR | {"kv_connector_extra_config": settings}
     command = [*vllm_command(), "serve", str(model), *ENGINE, "--max-model-len", "1024", "--data-parallel-size", "2",
                "--kv-transfer-config", json.dumps(connector), "--worker-cls", WORKER, "--enable-prompt-tokens-details",
@@ -371,3 +372,4 @@ def test_replicas_of_a_stock_server_share_what_they_store(engine_pool: Any, tmp_
         asked = (complete(1, moved, cache_salt=str(number)) for number in range(200))
         reused = next(answer for answer in asked if answer.get("chunks_reused") == 2)
         assert reused["usage"].cached_tokens == reused["reused_tokens"]
+        assert next(count for _ in range(1000) if (count := server.counted("blendrag_quality_audited_total")))

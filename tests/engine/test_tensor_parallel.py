@@ -37,6 +37,14 @@ def test_all_rows_are_a_full_prefill_on_two_ranks(told: list[dict[str, Any]]) ->
         assert ours == pytest.approx(theirs, abs=1e-3)
 
 
+def test_the_quality_guard_finds_the_same_on_two_ranks(told: list[dict[str, Any]]) -> None:
+    one, two = (found["quality"] for found in told)
+    assert set(one) == set(two) == {"none", "query", "cacheblend"}
+    for policy, (audited, kl, top1) in one.items():
+        assert two[policy] == [audited, pytest.approx(kl, rel=1e-2), top1]
+        assert (audited, kl > 0) == (7, True)
+
+
 def test_ranks_store_what_requests_bring_and_agree_on_what_is_gone(told: list[dict[str, Any]]) -> None:
     assert told[1]["stored"] == told[0]["stored"] == [True] * 6
     assert told[1]["after"] == [""] * 7

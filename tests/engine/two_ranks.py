@@ -25,7 +25,8 @@ POLICIES = ("plain", "full", "none", "query", "cacheblend")
 def ask(model: Path, ranks: int) -> dict[str, Any]:
     """First-token log-probabilities and statistics of some prompts by policy, and what is stored afterwards."""
     engine_args: dict[str, Any] = {"disable_custom_all_reduce": True} if torch.cuda.is_available() else {}
-    with BlendEngine(str(model), config=BlendConfig(populate="on_miss"), dtype="float32", enforce_eager=True,
+    config = BlendConfig(populate="on_miss", quality_guard={"share": 1.0, "max_kl": 100.0})
+    with BlendEngine(str(model), config=config, dtype="float32", enforce_eager=True,
                      max_model_len=1024, max_logprobs=-1, kv_cache_memory_bytes=2**26, tensor_parallel_size=ranks,
                      **engine_args) as engine:
         engine.encode(PASSAGES[:4])
@@ -36,6 +37,7 @@ def ask(model: Path, ranks: int) -> dict[str, Any]:
             found[policy] = [(first_token(output), output.stats.to_dict())
                              for output in engine.generate(layouts()[:7], FIRST, **how)]
         engine.flush()
+        found["quality"] = {of.policy: (of.audited, of.kl, of.top1) for of in engine.quality()}
         found["stored"] = engine.stored(PASSAGES)
         for key in engine.store.keys()[:2]:
             engine.store.delete(key)

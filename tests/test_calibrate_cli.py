@@ -1,0 +1,64 @@
+"""`blendrag calibrate` before it loads a model: what it is told, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from blendrag.calibrate import Target
+from blendrag.cli import app
+from blendrag.cli import calibrate as command
+
+DATA = str(Path(__file__).parent.parent / "examples/data/multihop.json")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command would do; `chosen` is what it would find."""
+    found: dict[str, Any] = {"chosen": "a setting"}
+
+    def run_calibrate(*args: Any) -> Any:
+        names = "model", "store", "source", "target", "config", "console", "engine", "json"
+        found.update(zip(names, args, strict=True))
+        return type("Found", (), {"chosen": found["chosen"]})
+
+    monkeypatch.setattr(command, "run_calibrate", run_calibrate)
+    monkeypatch.setattr(command, "prepare", lambda verbose: {})
+    return found
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["calibrate", *arguments])
+
+
+def test_what_a_user_types_becomes_what_is_searched_for(told: dict[str, Any], tmp_path: Path) -> None:
+    done = run("m", "--store", str(tmp_path), "--data", DATA, "--min-top1", "0.9", "--questions", "11",
+               "--max-model-len", "4096")
+    assert done.exit_code == 0, done.output
+    assert (told["model"], told["store"], told["target"]) == ("m", tmp_path, Target(min_top1=0.9))
+    assert told["engine"] == {"max_model_len": 4096}
+    assert len(told["source"].questions(None, None)) == 11
+
+
+def test_the_target_is_a_kl_where_none_is_given_and_the_status_says_if_it_was_met(told: dict[str, Any]) -> None:
+    told["chosen"] = None
+    assert run("m", "--store", "s", "--data", DATA).exit_code == 1
+    assert told["target"] == Target(max_kl=0.1)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["m", "--store", "s"], "give either --data FILE.json with questions, or --docs FOLDER"),
+    (["m", "--store", "s", "--data", DATA, "--docs", "docs"], "give either --data"),
+    (["--store", "s", "--data", DATA, "--max-model-len", "4096"], "name the model first"),
+    (["m", "--store", "s", "--data", "none.json"], "cannot be read"),
+    (["m", "--store", "s", "--data", DATA, "--max-kl", "0"], "max_kl is 0"),
+    (["m", "--store", "s", "--data", DATA, "--min-f1", "99"], "min_f1 is 99: it is a share"),
+])
+def test_what_cannot_work_is_refused_at_once(told: dict[str, Any], arguments: list[str], said: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 1
+    assert said in done.output
+    assert "target" not in told
