@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", type=int, default=500, help="random requests that test_soak.py sends (500)")
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """vLLM collects garbage three times in a start and four times in an end.
+
+    Each takes most of a second where all that the tests need is imported, and one for each engine is enough.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "collect", lambda generation=2: 0)
+        yield
+
+
 class EnginePool:
     """Keeps one engine running; asking for another kind closes it first."""
 
@@ -43,14 +56,20 @@ class EnginePool:
         key = repr((str(model), sorted(settings.items(), key=lambda item: item[0])))
         if key != self._key:
             self.close()
-            self._engine, self._key = BlendEngine(str(model), **settings), key
+            engine = BlendEngine(str(model), **settings)
+            with _no_collections():
+                engine._start()
+            self._engine, self._key = engine, key
         return self._engine
 
     def close(self) -> None:
         """Closes what runs."""
-        if self._engine is not None:
+        if self._engine is None:
+            return
+        with _no_collections():
             self._engine.close()
         self._engine = self._key = None
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
