@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.documents import read_folder
-from blendrag.models import fetch
+from blendrag.models import engine_arguments, fetch
 from haystack import Document, Pipeline, component
 from haystack.components.builders import ChatPromptBuilder
 from haystack.components.preprocessors import DocumentSplitter
@@ -48,13 +48,13 @@ class EmbedText:
         return {"embedding": encoder.encode(text).tolist()}
 
 
-model = fetch("smollm2")
+settings = {"model": fetch("smollm2"), "engine_args": engine_arguments("smollm2")}
 store = InMemoryDocumentStore(embedding_similarity_function="cosine")
 
 indexing = Pipeline()
 indexing.add_component("splitter", DocumentSplitter(split_by="word", split_length=120, split_threshold=30))
 indexing.add_component("embedder", EmbedDocuments())
-indexing.add_component("writer", BlendDocumentWriter(store, model))  # stores documents, and their KV
+indexing.add_component("writer", BlendDocumentWriter(store, **settings))  # stores documents, and their KV
 indexing.connect("splitter", "embedder")
 indexing.connect("embedder", "writer")
 
@@ -66,7 +66,7 @@ asking.add_component("builder", ChatPromptBuilder([
                             "{% endfor %}"),
     ChatMessage.from_user("{{ question }}"),
 ]))
-asking.add_component("llm", BlendChatGenerator(model, generation_kwargs={"temperature": 0, "max_tokens": 24}))
+asking.add_component("llm", BlendChatGenerator(**settings, generation_kwargs={"temperature": 0, "max_tokens": 24}))
 asking.connect("embedder", "retriever")
 asking.connect("retriever", "builder.documents")
 asking.connect("retriever", "llm.documents")  # their texts are found in the prompt

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 from blendrag.documents import read_folder, split
-from blendrag.models import fetch
+from blendrag.models import engine_arguments, fetch
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelRequest, ModelResponse, wrap_model_call
 from langchain_blendrag import BlendVectorStore, ChatBlend, SentenceTransformerEmbeddings
@@ -56,7 +56,8 @@ def search_first(request: ModelRequest, handler: Callable[[ModelRequest], ModelR
     return handler(request.override(tool_choice="search" if asked else "none"))
 
 
-model = ChatBlend(model=fetch("smollm2"), temperature=0, max_tokens=40, chat_template=TEMPLATE)
+model = ChatBlend(model=fetch("smollm2"), engine_args=engine_arguments("smollm2"), chat_template=TEMPLATE,
+                  temperature=0, max_tokens=40)
 pieces = [piece for source in read_folder(folder) for piece in split(source, model.get_num_tokens)]
 documents = [Document(piece.text) for piece in pieces]
 embeddings = SentenceTransformerEmbeddings(str(fetch("minilm")))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.documents import read_folder, split
-from blendrag.models import fetch
+from blendrag.models import engine_arguments, fetch
 from langchain_blendrag import (
     BlendVectorStore,
     ChatBlend,
@@ -29,7 +29,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 folder = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs"
 question = sys.argv[2] if len(sys.argv) > 2 else "What does the delimiter do?"
 
-model = ChatBlend(model=fetch("smollm2"), temperature=0, max_tokens=40)
+model = ChatBlend(model=fetch("smollm2"), engine_args=engine_arguments("smollm2"), temperature=0, max_tokens=40)
 pieces = [piece for source in read_folder(folder) for piece in split(source, model.get_num_tokens)]
 documents = [Document(piece.text, metadata={"source": piece.source}) for piece in pieces]
 embeddings = SentenceTransformerEmbeddings(str(fetch("minilm")))

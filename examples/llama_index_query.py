@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from blendrag.models import fetch
+from blendrag.models import engine_arguments, fetch
 from llama_index.core import SimpleDirectoryReader, VectorStoreIndex
 from llama_index.core.embeddings import BaseEmbedding
 from llama_index.core.instrumentation import get_dispatcher
@@ -50,7 +50,7 @@ class ShowReuse(BaseEventHandler):
                   f"reused, {blend['rows']:.0%} of the rows computed, first token after {blend['first_token_s']:.2f} s")
 
 
-llm = BlendLLM(fetch("smollm2"), temperature=0, max_tokens=40)
+llm = BlendLLM(fetch("smollm2"), engine_args=engine_arguments("smollm2"), temperature=0, max_tokens=40)
 llm.complete("Hello.", max_tokens=1)  # the very first request pays for warming up
 reader = SimpleDirectoryReader(str(folder), recursive=True, required_exts=[".md", ".txt"])
 nodes = SentenceSplitter(chunk_size=256, chunk_overlap=0).get_nodes_from_documents(reader.load_data())
