@@ -36,7 +36,7 @@ demo: setup
 	@$(PY) -m blendrag demo $${DOCS:+"$$DOCS"} $(ARGS)
 
 test: setup
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check .

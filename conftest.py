@@ -25,10 +25,20 @@ if shutil.which("nvidia-smi") is None:
 for _name in [name for name in os.environ if name.startswith("BLENDRAG_") and name != "BLENDRAG_MODELS"]:
     del os.environ[_name]
 
+LONGEST = ("test_serve.py", "test_conformance.py", "test_process.py", "test_async.py", "test_tensor_parallel.py",
+           "test_langchain_examples.py", "test_demo.py", "test_hard_cases.py", "test_haystack_example.py",
+           "test_llama_index_example.py")
+"""Files that take most of a minute or more, the longest first."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--soak N`: how many random requests tests/engine/test_soak.py sends."""
     parser.addoption("--soak", type=int, default=500, help="random requests that test_soak.py sends (500)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first, so that two workers that take one file each have short ones to share at the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @contextmanager
