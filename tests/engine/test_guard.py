@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from blendrag import BlendConfig, BlendEngine, BlendOutput, BlendPrompt, Chunk, Quality, QualityGuard, SamplingParams
 from tests.engine.families import VOCABULARY, build, named
@@ -43,12 +44,12 @@ def broken(engine: BlendEngine) -> Iterator[Callable[[bool], None]]:
         blender: Any = get_kv_transfer_group()
         return [layer.rotation for layer in blender.blender.model.layers]
 
+    tables = {rotation: (rotation.cos, rotation.sin) for rotation in engine._start().call(rotations)}
+
     def set_to(wrong: bool) -> None:
-        for rotation in engine._start().call(rotations):
-            vars(rotation).pop("angles", None)
-            if wrong:
-                right = rotation.angles
-                rotation.angles = lambda positions, right=right: right(positions * 37 % 400)
+        for rotation, right in tables.items():
+            places = torch.arange(len(right[0]), device=right[0].device)
+            rotation.cos, rotation.sin = (table[places * 37 % 400] if wrong else table for table in right)
 
     yield set_to
     set_to(False)
