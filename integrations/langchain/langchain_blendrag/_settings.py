@@ -171,7 +171,7 @@ class EngineSettings(BaseModel):
         }
 
     def _config_values(self) -> dict[str, Any]:
-        return self.config.model_dump(mode="json", exclude_defaults=True)
+        return self.config.model_dump(mode="json", exclude_unset=True)
 
 
 def _of_engine(engine: BlendEngine, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self
 
 from blendrag import BlendEngine, BlendPrompt
 from blendrag.errors import DocumentError
@@ -19,9 +19,7 @@ from pydantic import ConfigDict, InstanceOf, PrivateAttr, model_validator
 from langchain_blendrag._kv import DocumentKV, Progress
 from langchain_blendrag._settings import EngineSettings
 from langchain_blendrag.embeddings import SentenceTransformerEmbeddings
-
-if TYPE_CHECKING:
-    from langchain_blendrag.vectorstores import BlendVectorStore
+from langchain_blendrag.vectorstores import BlendVectorStore
 
 
 class BlendRetriever(BaseRetriever):
@@ -92,8 +90,6 @@ class BlendRetriever(BaseRetriever):
         Raises:
             DocumentError: there are no documents.
         """
-        from langchain_blendrag.vectorstores import BlendVectorStore  # which makes retrievers itself
-
         if not documents:
             raise DocumentError("there are no documents to index: check the folder, or what the text splitter returned")
         if isinstance(embeddings, str):
@@ -126,20 +122,3 @@ class BlendRetriever(BaseRetriever):
     def _wanted(self, k: int | None) -> dict[str, Any]:
         """A retriever that knows no k ignores it; other runnables may refuse it."""
         return {"k": k} if k is not None and isinstance(self.retriever, BaseRetriever) else {}
-
-
-class BlendVectorStoreRetriever(VectorStoreRetriever):
-    """What `BlendVectorStore.as_retriever` returns: its documents carry their KV entries, as `BlendRetriever`'s do."""
-
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun,
-                                **kwargs: Any) -> list[Document]:
-        return self._kv.attach(super()._get_relevant_documents(query, run_manager=run_manager, **kwargs))
-
-    async def _aget_relevant_documents(self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun,
-                                       **kwargs: Any) -> list[Document]:
-        found = await super()._aget_relevant_documents(query, run_manager=run_manager, **kwargs)
-        return await run_in_executor(None, self._kv.attach, found)
-
-    @property
-    def _kv(self) -> DocumentKV:
-        return cast("BlendVectorStore", self.vectorstore).kv

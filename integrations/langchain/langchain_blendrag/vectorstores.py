@@ -23,7 +23,7 @@ from langchain_blendrag._filters import Filter, condition
 from langchain_blendrag._flat_index import FlatIndex, Scored, Vectors
 from langchain_blendrag._kv import DocumentKV, Progress
 from langchain_blendrag._settings import EngineSettings
-from langchain_blendrag.retrievers import BlendVectorStoreRetriever
+from langchain_blendrag.store_retriever import BlendVectorStoreRetriever
 
 
 class BlendVectorStore(VectorStore):
