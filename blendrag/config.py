@@ -9,7 +9,15 @@ from types import NoneType
 from typing import Any, Literal
 
 import yaml
-from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    ByteSize,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -114,6 +122,11 @@ class BlendConfig(BaseSettings):
             raise ValueError(str(error)) from error
         return self
 
+    @model_serializer(mode="wrap")
+    def _leave_out_what_nobody_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is made of a dump uses a profile if this does."""
+        return {name: value for name, value in dump(self).items() if name not in _POLICY - self.model_fields_set}
+
     @property
     def uses_profile(self) -> bool:
         """Whether requests that name no policy get that of the model's profile, where it has one."""
@@ -121,8 +134,7 @@ class BlendConfig(BaseSettings):
 
     def to_json(self) -> dict[str, Any]:
         """For another process, which makes the same settings of it."""
-        unset = _POLICY - self.model_fields_set
-        return self.model_dump(mode="json", exclude=unset)
+        return self.model_dump(mode="json")
 
     def make_policy(self, **overrides: Any) -> Policy:
         """The policy these settings describe.

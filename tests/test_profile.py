@@ -72,7 +72,8 @@ def test_a_variable_that_is_set_wins_too(tmp_path: Path, monkeypatch: pytest.Mon
 def test_another_process_knows_that_nothing_was_set(tmp_path: Path) -> None:
     profile().save(tmp_path)
     config = BlendConfig(store_path=tmp_path)
-    assert BlendConfig(**json.loads(json.dumps(config.to_json()))).uses_profile
+    for dump in (config.to_json(), config.model_dump(mode="json"), json.loads(config.model_dump_json())):
+        assert BlendConfig(**dump).uses_profile
     [transfer] = [json.loads(word) for word in arguments("m", config) if word.startswith("{")]
     assert BlendConfig(**transfer["kv_connector_extra_config"]).uses_profile
 

@@ -86,6 +86,14 @@ def test_every_field_of_a_writer_is_saved_and_loaded() -> None:
     assert loaded.policy is DuplicatePolicy.SKIP
 
 
+@pytest.mark.parametrize("policy", [{"policy": "query"}, {}])
+def test_a_policy_that_was_set_stays_set_and_wins_over_a_profile(policy: dict[str, str]) -> None:
+    saved = BlendChatGenerator("m", config={"store_path": "/tmp/kv"} | policy).to_dict()
+    loaded = BlendChatGenerator.from_dict(saved)
+    assert loaded.to_dict() == saved
+    assert saved["init_parameters"]["config"] == {"store_path": "/tmp/kv"} | policy
+
+
 def test_a_pipeline_is_dumped_and_loaded() -> None:
     pipeline = rag_pipeline()
     saved, loaded = pipeline.to_dict(), Pipeline.loads(pipeline.dumps()).to_dict()

@@ -46,11 +46,13 @@ def test_it_is_a_llama_index_model() -> None:
     assert BlendLLM.class_name() == "BlendLLM"
 
 
-def test_construction_starts_nothing_and_serialises() -> None:
-    llm = BlendLLM("no/such-model", config={"ratio": 0.3}, engine_args={"max_model_len": 99})
-    assert llm.config == BlendConfig(ratio=0.3)
+@pytest.mark.parametrize("config", [{"ratio": 0.3}, {"policy": "query"}, {"store_path": "kv"}])
+def test_construction_starts_nothing_and_serialises(config: dict[str, Any]) -> None:
+    llm = BlendLLM("no/such-model", config=config, engine_args={"max_model_len": 99})
+    assert llm.config == BlendConfig(**config)
     back = BlendLLM.from_dict(llm.to_dict())
     assert back.to_dict() == llm.to_dict()
+    assert back.config.uses_profile == llm.config.uses_profile
     assert back.engine is llm.engine
 
 

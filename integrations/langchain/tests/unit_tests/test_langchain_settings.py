@@ -112,13 +112,15 @@ def test_a_chats_identity_holds_its_template_and_its_tools() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The function `load` is in beta")
+@pytest.mark.parametrize("policy", [{"policy": "first"}, {"policy": "query"}, {}])
 @pytest.mark.parametrize("kind", MODELS)
-def test_serialisation_round_trip(kind: type[BlendLLM | ChatBlend]) -> None:
-    model = kind(model="m", temperature=0, stop=["x"], config={"policy": "first", "store_path": "/tmp/kv"},
+def test_serialisation_round_trip(kind: type[BlendLLM | ChatBlend], policy: dict[str, str]) -> None:
+    model = kind(model="m", temperature=0, stop=["x"], config={"store_path": "/tmp/kv"} | policy,
                  engine_args={"max_model_len": 9}, sampling_args={"min_tokens": 2}, logprobs=True, top_logprobs=2,
                  chat_template="{{ messages }}")
     back = load(dumpd(model), valid_namespaces=["langchain_blendrag"], allowed_objects=[kind])
     assert back._identifying_params == model._identifying_params
+    assert back.config.uses_profile == model.config.uses_profile == (not policy)
     assert back.engine is model.engine
 
 

@@ -79,5 +79,5 @@ class EngineHandle:
 
     def init_parameters(self) -> dict[str, Any]:
         """`model`, `config` and `engine_args` as plain values, for a component's `to_dict`."""
-        return {"model": self.model, "config": self.config.model_dump(mode="json", exclude_defaults=True),
+        return {"model": self.model, "config": self.config.model_dump(mode="json", exclude_unset=True),
                 "engine_args": self.engine_args}
