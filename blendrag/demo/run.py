@@ -61,7 +61,7 @@ def run_demo(settings: DemoSettings, console: Console) -> list[Measurement]:
     arguments = engine_arguments(settings.model) | {"max_logprobs": -1} | settings.engine_args
     with BlendEngine(model, config=BlendConfig(store_path=store / "kv"), **arguments) as engine:
         started = time.monotonic()
-        with console.status("starting vLLM (the first start compiles the model, which takes a minute)"):
+        with console.status("starting vLLM (a minute or more where it compiles the model)"):
             tokens = engine.tokens
         console.print(Text(f"vLLM runs {settings.model} after {time.monotonic() - started:.0f} s"))
         chunks = [chunk for source in sources
