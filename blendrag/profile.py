@@ -33,6 +33,7 @@ class Profile:
         target: what had to be met, as `blendrag.calibrate.Target` has it.
         questions: how many it was measured on.
         made: when, ISO 8601.
+        sparse_attention: `BlendConfig.sparse_attention` of the measurement.
         measured: rows, KL and so on of the policy, on questions that it was not chosen by.
         curve: all that was measured, the cheapest first.
         advice: what may help where nothing met the target.
@@ -44,6 +45,7 @@ class Profile:
     target: dict[str, float]
     questions: int
     made: str
+    sparse_attention: int | None = None
     measured: dict[str, Any] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
@@ -106,8 +108,8 @@ def load_profile(store: Path, fingerprint: str) -> Profile | None:
 def default_policy(config: BlendConfig, fingerprint: str) -> tuple[Policy, bool]:
     """The policy of requests that name none, and whether it comes from a profile.
 
-    Settings win over the profile.  One that is there and cannot be read may say that nothing met the target, so only
-    what is exact is reused then.
+    Settings win over the profile.  One that is there and cannot be read may say that nothing met the target, and one
+    that was measured with another attention says nothing of this one: only what is exact is reused then.
     """
     if not config.uses_profile or config.store_path is None:
         return config.make_policy(), False
@@ -118,6 +120,10 @@ def default_policy(config: BlendConfig, fingerprint: str) -> tuple[Policy, bool]
         return Exact(), True
     if profile is None:
         return config.make_policy(), False
+    if profile.policy is not None and profile.sparse_attention != config.sparse_attention:
+        logger.warning("calibration was done with sparse_attention=%s, not %s: only exact KV is reused; run `blendrag "
+                       "calibrate` again, with these settings", profile.sparse_attention, config.sparse_attention)
+        return Exact(), True
     if profile.policy is None:
         logger.warning("calibration found no setting for %s that meets %s: only exact KV is reused", profile.model,
                        profile.target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ def test_what_met_it_by_luck_is_not_chosen(answers: Any) -> None:
     found = found_for(Target(max_kl=0.1))
     assert found.chosen is None
     assert len(found.check) == 1
-    assert "on the 20 others not for sure (KL 0.500" in advise(found)[0]
+    assert "on the 20 others not for sure (KL 0.500 (0.50…0.50), top-1 agreement 0%, F1 0.750)" in advise(found)[0]
 
 
 def test_where_nothing_meets_it_the_nearest_is_named(answers: Any) -> None:
@@ -102,7 +103,7 @@ def test_where_nothing_meets_it_the_nearest_is_named(answers: Any) -> None:
 def test_a_target_below_rounding_is_said_to_be_one(answers: Any) -> None:
     answers(lambda setting, question, random: (0.5, 0.02))
     [advice] = advise(found_for(Target(max_kl=0.01)))
-    assert "Even with everything recomputed the KL is 0.020" in advice
+    assert "Even with everything recomputed there is KL 0.020" in advice
 
 
 def test_what_recomputes_nearly_everything_is_not_worth_it(answers: Any) -> None:
@@ -111,7 +112,7 @@ def test_what_recomputes_nearly_everything_is_not_worth_it(answers: Any) -> None
 
 
 @pytest.mark.parametrize(("target", "met"), [
-    (Target(max_kl=0.11), True), (Target(max_kl=0.09), False), (Target(min_top1=1.0), True),
+    (Target(max_kl=0.11), True), (Target(max_kl=0.09), False), (Target(min_top1=0.85), True),
     (Target(min_f1=0.95), True), (Target(min_f1=0.96), False), (Target(max_kl=0.11, min_f1=0.96), False)])
 def test_every_limit_of_a_target_has_to_be_kept(target: Target, met: bool) -> None:
     blended, full = [Answered(0.2, 0.1, True, 0.95)] * 20, [Answered(1.0, 0.0, True, 1.0)] * 20
@@ -121,13 +122,14 @@ def test_every_limit_of_a_target_has_to_be_kept(target: Target, met: bool) -> No
 def test_few_or_scattered_answers_prove_little() -> None:
     scattered = [Answered(0.2, kl, kl < 0.2) for kl in (0.0, 0.0, 0.0, 0.0, 0.4)]
     full = [Answered(1.0, 0.0, True)] * 5
-    for target in (Target(max_kl=0.1), Target(min_top1=0.75)):
+    for target in (Target(max_kl=0.1), Target(min_top1=0.5)):
         assert target.met_by(scattered, full)
         assert not target.proven_by(scattered, full)
 
 
 @pytest.mark.parametrize(("limits", "said"), [
     ({}, "the target has no limit"), ({"max_kl": 0.0}, "max_kl is 0"), ({"max_kl": float("nan")}, "max_kl is nan"),
+    ({"max_kl": float("inf")}, "max_kl is inf"), ({"min_top1": 1.0}, "no number of questions"),
     ({"min_top1": 1.5}, "min_top1 is 1.5"), ({"min_f1": 0.0}, "min_f1 is 0")])
 def test_targets_that_make_no_sense_are_refused(limits: dict[str, float], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -141,7 +143,7 @@ def test_what_a_target_is_called() -> None:
 
 def test_the_frontier_is_what_nothing_beats() -> None:
     def at(rows: float, kl: float) -> Point:
-        return point(Setting(f"{rows} {kl}", NoRecompute()), [Answered(rows, kl, True)], True)
+        return point(Setting(f"{rows} {kl}", NoRecompute()), [Answered(rows, kl, True)] * 2, True)
 
     points = [at(0.5, 0.1), at(0.1, 0.4), at(0.2, 0.4), at(0.3, 0.2), at(0.4, 0.3), at(0.3, 0.25)]
     assert [(p.rows, p.kl) for p in frontier(points)] == [(0.1, 0.4), (0.3, 0.2), (0.5, 0.1)]
@@ -183,6 +185,42 @@ def test_a_target_for_f1_needs_answers(answers: Any) -> None:
     found = found_for(Target(min_f1=0.9))
     assert found.chosen is not None
     assert (found.chosen.f1 or 0) >= 0.9
+
+
+def test_a_share_of_an_f1_of_nothing_is_no_target(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a full prefill is never right, every policy is as good."""
+    answers(usual)
+    of = search.Answers.of
+    monkeypatch.setattr(search.Answers, "of", lambda self, setting, questions: [
+        replace(answered, f1=0.0) for answered in of(self, setting, questions)])
+    with pytest.raises(DatasetError, match=r"F1 0 on 20 questions.*give max_kl instead"):
+        found_for(Target(min_f1=0.99))
+    assert found_for(Target(max_kl=0.2)).chosen is not None
+
+
+def test_a_question_that_comes_again_proves_nothing_more(answers: Any) -> None:
+    """A log has the same question many times: it would be in both halves, and count twice in each."""
+    answers(usual)
+    again = [replace(question, line=100 + question.line, answers=()) for question in QUESTIONS]
+    found = found_for(Target(max_kl=0.2), [q for both in zip(QUESTIONS, again, strict=True) for q in both])
+    assert (found.questions, found.repeats) == (QUESTIONS, 40)
+    assert found.check[0].n == 20
+    with pytest.raises(DatasetError, match="1 of 12 questions can be asked, and 10 are needed"):
+        found_for(Target(max_kl=0.2), QUESTIONS[:1] * 12)
+
+
+def test_a_share_that_so_few_questions_cannot_prove_is_refused(answers: Any) -> None:
+    answers(usual)
+    with pytest.raises(DatasetError, match=r"40 of 40.*0.95 takes 118 to prove, even if all agree"):
+        found_for(Target(min_top1=0.95))
+
+
+def test_the_dearest_and_the_cheapest_are_among_those_that_are_proved() -> None:
+    path = [Setting(str(number), NoRecompute()) for number in range(12)]
+    for length in range(1, 13):
+        thinned = search._thinned(path[:length])
+        assert (thinned[0], thinned[-1]) == (path[0], path[length - 1])
+        assert len({setting.name for setting in thinned}) == len(thinned) == min(length, 6)
 
 
 def test_settings_have_names_of_their_own() -> None:

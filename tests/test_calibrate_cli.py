@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from blendrag.calibrate import Target
 from blendrag.cli import app
 from blendrag.cli import calibrate as command
+from blendrag.errors import DatasetError
 
-DATA = str(Path(__file__).parent.parent / "examples/data/multihop.json")
+EXAMPLES = Path(__file__).parent.parent / "examples/data"
+DATA, SUMMARIES = str(EXAMPLES / "multihop.json"), str(EXAMPLES / "summaries.json")
 
 
 @pytest.fixture
@@ -35,12 +39,12 @@ def run(*arguments: str) -> Any:
 
 
 def test_what_a_user_types_becomes_what_is_searched_for(told: dict[str, Any], tmp_path: Path) -> None:
-    done = run("m", "--store", str(tmp_path), "--data", DATA, "--min-top1", "0.9", "--questions", "11",
+    done = run("m", "--store", str(tmp_path), "--data", DATA, "--min-top1", "0.5", "--questions", "11",
                "--max-model-len", "4096")
     assert done.exit_code == 0, done.output
-    assert (told["model"], told["store"], told["target"]) == ("m", tmp_path, Target(min_top1=0.9))
+    assert (told["model"], told["store"], told["target"]) == ("m", tmp_path, Target(min_top1=0.5))
     assert told["engine"] == {"max_model_len": 4096}
-    assert len(told["source"].questions(None, None)) == 11
+    assert len(told["source"].questions(None)) == 11
 
 
 def test_the_target_is_a_kl_where_none_is_given_and_the_status_says_if_it_was_met(told: dict[str, Any]) -> None:
@@ -55,10 +59,25 @@ def test_the_target_is_a_kl_where_none_is_given_and_the_status_says_if_it_was_me
     (["--store", "s", "--data", DATA, "--max-model-len", "4096"], "name the model first"),
     (["m", "--store", "s", "--data", "none.json"], "cannot be read"),
     (["m", "--store", "s", "--data", DATA, "--max-kl", "0"], "max_kl is 0"),
+    (["m", "--store", "s", "--data", DATA, "--max-kl", "inf"], "max_kl is inf"),
     (["m", "--store", "s", "--data", DATA, "--min-f1", "99"], "min_f1 is 99: it is a share"),
+    (["m", "--store", "s", "--data", DATA, "--min-top1", "0.9"], "12 of 12 questions can be asked, and a top-1 "
+     "agreement of 0.9 takes 58 to prove"),
+    (["m", "--store", "s", "--data", SUMMARIES], "6 of 6 questions can be asked, and 10 are needed"),
+    (["m", "--store", "s", "--docs", "docs", "--min-f1", "0.9"], "min_f1 needs right answers"),
+    (["m", "--store", "s", "--docs", "no-such-folder"], "no-such-folder does not exist"),
+    (["m", "--store", "s", "--data", DATA, "--json", "/nowhere/profile.json"], "cannot be written"),
 ])
 def test_what_cannot_work_is_refused_at_once(told: dict[str, Any], arguments: list[str], said: str) -> None:
     done = run(*arguments)
     assert done.exit_code == 1
-    assert said in done.output
+    assert said in " ".join(done.output.split())
     assert "target" not in told
+
+
+def test_documents_that_are_too_short_to_ask_about_are_named(tmp_path: Path) -> None:
+    (tmp_path / "one.md").write_text("The lighthouse was built by Alan Marsh.")
+    source = command.Generated(tmp_path, 60, 8, 256, Console(quiet=True))
+    engine: Any = SimpleNamespace(tokens=SimpleNamespace(chunk_ids=str.split))
+    with pytest.raises(DatasetError, match=r"make 1 chunks of 256 tokens.*10 are needed: give more, or a smaller --ch"):
+        source.questions(engine)

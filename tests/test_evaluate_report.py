@@ -78,7 +78,7 @@ def test_nothing_measured_is_nothing_not_nan() -> None:
 
 
 class _Engine:
-    tokenizer = None
+    policy = Query(ratio=0.2)
 
 
 def test_a_question_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

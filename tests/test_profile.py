@@ -78,6 +78,16 @@ def test_another_process_knows_that_nothing_was_set(tmp_path: Path) -> None:
     assert BlendConfig(**transfer["kv_connector_extra_config"]).uses_profile
 
 
+@pytest.mark.parametrize(("measured", "used"), [(None, 64), (64, None), (64, 256)])
+def test_what_was_measured_with_another_attention_proves_nothing(measured: int | None, used: int | None, tmp_path: Path,
+                                                                 caplog: pytest.LogCaptureFixture) -> None:
+    profile(sparse_attention=measured).save(tmp_path)
+    for attention, policy in ((measured, FOUND), (used, Exact())):
+        config = BlendConfig(store_path=tmp_path, sparse_attention=attention)
+        assert default_policy(config, FINGERPRINT) == (policy, True)
+    assert f"sparse_attention={measured}, not {used}" in caplog.text
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"policy": {"policy": "nope"}}', "\x00"])
 def test_a_damaged_profile_may_have_forbidden_blending(content: str, tmp_path: Path,
                                                        caplog: pytest.LogCaptureFixture) -> None:

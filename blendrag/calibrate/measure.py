@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blendrag.engine import BlendEngine
-from blendrag.evaluate.ask import answer, expected_along
+from blendrag.evaluate.ask import answer, encoded_prompt, expected_along
 from blendrag.evaluate.dataset import Question
 from blendrag.evaluate.metrics import Distribution, divergence, f1, first_line
 from blendrag.evaluate.prompts import build_prompt
@@ -56,8 +56,7 @@ class Answers:
         new = [setting for setting in (PLAIN, *settings) if (question, setting.label) not in self._known]
         if not new:
             return
-        prompt = build_prompt(self._engine.tokenizer, question)
-        self._engine.encode(question.chunks, prefix=prompt)
+        prompt = encoded_prompt(self._engine, question)
         for setting in new:
             self._known[question, setting.label] = self._answer(question, prompt, setting)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
 from blendrag.calibrate.measure import Answered
-from blendrag.evaluate.metrics import Interval, interval, mean
+from blendrag.calibrate.proof import kl_interval
+from blendrag.evaluate.metrics import Interval, mean
 from blendrag.evaluate.settings import Setting
 
 
@@ -18,7 +20,7 @@ class Point:
 
     Attributes:
         n: questions.
-        kl_interval: 90 % bootstrap interval of the mean: each end is passed by one in twenty.
+        kl_interval: of the mean, see `proof.kl_interval`.
         meets: it keeps the target.
     """
 
@@ -35,16 +37,14 @@ class Point:
         """Plain values, for JSON; the policy with all of its settings."""
         assert self.setting.policy is not None
         return {"name": self.setting.label, "policy": self.setting.policy.settings(), "n": self.n, "rows": self.rows,
-                "kl": self.kl, "kl_interval": list(self.kl_interval), "top1": self.top1, "f1": self.f1,
-                "meets": self.meets}
+                "kl": self.kl, "kl_interval": [end if isfinite(end) else None for end in self.kl_interval],
+                "top1": self.top1, "f1": self.f1, "meets": self.meets}
 
 
 def point(setting: Setting, answered: Sequence[Answered], meets: bool) -> Point:
-    """The means of one setting over at least one question."""
+    """The means of one setting over at least two questions."""
     kls = [a.kl for a in answered]
-    ends = interval(kls, level=0.9)
-    assert ends is not None
-    return Point(setting, len(answered), fmean(a.rows for a in answered), fmean(kls), ends,
+    return Point(setting, len(answered), fmean(a.rows for a in answered), fmean(kls), kl_interval(kls),
                  fmean(a.top1 for a in answered), mean([a.f1 for a in answered if a.f1 is not None]), meets)
 
 

@@ -34,6 +34,8 @@ def show(console: Console, found: Calibration, advice: Sequence[str]) -> None:
     console.print(Text("n-m %: the layers in which attention is measured; moved: what is not recomputed moves along, "
                        "as with query; dim: another setting is better with fewer rows", style="dim"))
     console.print()
+    if found.repeats:
+        console.print(Text(f"{found.repeats} questions came again and were asked once", style="yellow"))
     for failure in found.failures:
         console.print(Text(f"left out: line {failure.question.line}, {failure.question.text!r}: {failure.reason}",
                            style="yellow"), soft_wrap=True)

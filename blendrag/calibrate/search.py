@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from blendrag.calibrate.candidates import CHEAPEST, CONTROL, FAMILIES, FIRST_LOOK, RATIOS, Family
 from blendrag.calibrate.measure import Answers
 from blendrag.calibrate.points import Point, frontier, point
+from blendrag.calibrate.suitable import distinct, require
 from blendrag.calibrate.target import Target
 from blendrag.engine import BlendEngine
 from blendrag.errors import BlendError, DatasetError, EngineClosedError
 from blendrag.evaluate.dataset import Question
 from blendrag.evaluate.run import Failure
 from blendrag.evaluate.settings import PLAIN, Setting
-
-LEAST_QUESTIONS = 10
 
 MOST_ROWS = 0.7
 """What computes more than this share of a full prefill's rows is not worth being approximate."""
@@ -40,6 +39,7 @@ class Calibration:
         questions: those that were measured.
         prompt_tokens: mean length of their prompts.
         failures: those that were left out.
+        repeats: questions that were given more than once, and asked once.
     """
 
     target: Target
@@ -49,6 +49,7 @@ class Calibration:
     questions: list[Question] = field(default_factory=list)
     prompt_tokens: float = 0.0
     failures: list[Failure] = field(default_factory=list)
+    repeats: int = 0
 
     @property
     def chosen(self) -> Point | None:
@@ -65,26 +66,28 @@ def calibrate(engine: BlendEngine, questions: Sequence[Question], target: Target
     2. Each of these is measured at every ratio.
     3. The settings that no other beats are tried on the questions left, from the dearest to cheaper ones, until one
        fails.  As their order is fixed beforehand, the last one that passes is as sure as if it had been the only one
-       (fixed-sequence testing: Angelopoulos et al., "Learn then Test", arXiv 2110.01052).
+       (fixed-sequence testing: Angelopoulos et al., "Learn then Test", arXiv 2110.01052).  How sure a single one is:
+       `blendrag.calibrate.proof`.
 
     Args:
         engine: started with `blendrag.evaluate.engine_arguments`; best without a store of its own.
-        questions: at least `LEAST_QUESTIONS` that fit the model; others are left out.
+        questions: at least `suitable.LEAST_QUESTIONS` that fit the model; others, and repeats, are left out.
         families, ratios: what is tried, besides settings without a ratio.
         on_progress: called with (what is being done, questions done, questions in all).
 
     Raises:
-        DatasetError: too few questions, or one without an answer where the target is about F1.
+        DatasetError: too few questions; where the target is about F1, one without an answer, or only wrong ones.
         BlendError: the engine died, or a blend pass failed.
     """
-    if target.min_f1 is not None and (bare := next((q for q in questions if not q.answers), None)) is not None:
-        raise DatasetError(f"the question in line {bare.line} has no answers, which min_f1 needs: add them, or give "
-                           "max_kl instead")
-    search = _Search(engine, Calibration(target), on_progress)
+    asked = distinct(questions)
+    require(asked, target, len(questions))
+    search = _Search(engine, Calibration(target, repeats=len(questions) - len(asked)), on_progress)
     result = search.result
-    search.leave_out(questions)
+    search.leave_out(asked)
     tuning, check = result.questions[::2], result.questions[1::2]
     tried = [*CHEAPEST, *(family.setting(FIRST_LOOK) for family in families)]
+    search.require_right_answers(tuning)
+    search.require_right_answers(check)
     search.ask("comparing policies", tuning, [CONTROL, *tried])
     result.control = search.point(CONTROL, tuning)
     for family in search.finalists(families, tuning):
@@ -102,9 +105,10 @@ def calibrate(engine: BlendEngine, questions: Sequence[Question], target: Target
 
 
 def _thinned(path: Sequence[Setting]) -> list[Setting]:
-    """At most `_PROOFS` settings, evenly spread, the cheapest among them."""
-    step = max(1, -(-len(path) // _PROOFS))
-    return list(path[::step])
+    """At most `_PROOFS` settings, evenly spread, the cheapest and the dearest among them."""
+    if len(path) <= _PROOFS:
+        return list(path)
+    return [path[round(number * (len(path) - 1) / (_PROOFS - 1))] for number in range(_PROOFS)]
 
 
 class _Search:
@@ -129,11 +133,15 @@ class _Search:
                 self.result.questions.append(question)
                 lengths.append(self._answers.prompt_tokens(question))
             self._on_progress("plain answers", number, len(questions))
-        if len(lengths) < LEAST_QUESTIONS:
-            why = [f" (line {failure.question.line}: {failure.reason})" for failure in self.result.failures[:1]]
-            raise DatasetError(f"{len(lengths)} of {len(questions)} questions can be asked{''.join(why)}, and "
-                               f"{LEAST_QUESTIONS} are needed: give more")
+        why = [f"line {failure.question.line}: {failure.reason}" for failure in self.result.failures[:1]]
+        require(self.result.questions, self.result.target, len(questions), "".join(why))
         self.result.prompt_tokens = sum(lengths) / len(lengths)
+
+    def require_right_answers(self, questions: Sequence[Question]) -> None:
+        """Complains where a share of a full prefill's F1 is a share of nothing."""
+        if self.result.target.min_f1 is not None and not any(a.f1 for a in self._answers.of(PLAIN, questions)):
+            raise DatasetError(f"a full prefill has F1 0 on {len(questions)} questions, so any policy keeps min_f1: "
+                               "check the answers, or give max_kl instead")
 
     def ask(self, stage: str, questions: Sequence[Question], settings: Sequence[Setting]) -> None:
         """Answers questions with settings."""

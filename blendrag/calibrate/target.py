@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from statistics import fmean
 
 from blendrag.calibrate.measure import Answered
+from blendrag.calibrate.proof import kl_interval, share_proven
 from blendrag.errors import ConfigError
-from blendrag.evaluate.metrics import interval
-
-CONFIDENCE = 0.95
-"""How sure it has to be that KL and agreement are as they should be."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +32,29 @@ class Target:
     def __post_init__(self) -> None:
         if not self.to_dict():
             raise ConfigError("the target has no limit: give max_kl, min_top1 or min_f1")
-        if self.max_kl is not None and not self.max_kl > 0:
+        if self.max_kl is not None and not (self.max_kl > 0 and isfinite(self.max_kl)):
             raise ConfigError(f"max_kl is {self.max_kl:g}: give it more than 0 nats, such as 0.1")
         for name, share in (("min_top1", self.min_top1), ("min_f1", self.min_f1)):
             if share is not None and not 0 < share <= 1:
                 raise ConfigError(f"{name} is {share:g}: it is a share, give it more than 0 and at most 1")
+        if self.min_top1 == 1:
+            raise ConfigError("min_top1 is 1, which no number of questions can prove: give it 0.9 for instance")
 
     def met_by(self, blended: Sequence[Answered], full: Sequence[Answered]) -> bool:
         """Whether the means keep the limits, over the same questions answered both ways."""
-        return not self._broken(fmean(a.kl for a in blended), fmean(a.top1 for a in blended), blended, full)
+        return not (self._breaks_f1(blended, full)
+                    or (self.max_kl is not None and fmean(a.kl for a in blended) > self.max_kl)
+                    or (self.min_top1 is not None and fmean(a.top1 for a in blended) < self.min_top1))
 
     def proven_by(self, blended: Sequence[Answered], full: Sequence[Answered]) -> bool:
-        """Whether KL and agreement keep their limits at the end of their one-sided bootstrap interval too.
+        """Whether one can be sure (`proof.CONFIDENCE`) that KL and agreement keep their limits on all such questions.
 
         F1 goes by its mean: an interval as narrow as one per cent would take thousands of questions.
         """
-        level = 2 * CONFIDENCE - 1  # of an interval with two ends, one of which is looked at
-        kl, top1 = (interval(values, level=level) or (0.0, 0.0) for values in (
-            [a.kl for a in blended], [float(a.top1) for a in blended]))
-        return not self._broken(kl[1], top1[0], blended, full)
+        return not (self._breaks_f1(blended, full)
+                    or (self.max_kl is not None and kl_interval([a.kl for a in blended])[1] > self.max_kl)
+                    or (self.min_top1 is not None and not share_proven(
+                        sum(a.top1 for a in blended), len(blended), self.min_top1)))
 
     def to_dict(self) -> dict[str, float]:
         """The limits that are set."""
@@ -62,9 +64,8 @@ class Target:
         words = {"max_kl": "KL <= {:g}", "min_top1": "top-1 agreement >= {:.0%}", "min_f1": "F1 >= {:.0%} of plain's"}
         return " and ".join(words[name].format(limit) for name, limit in self.to_dict().items())
 
-    def _broken(self, kl: float, top1: float, blended: Sequence[Answered], full: Sequence[Answered]) -> bool:
-        if self.min_f1 is not None:
-            ours, theirs = (fmean(a.f1 for a in answered if a.f1 is not None) for answered in (blended, full))
-            if ours < self.min_f1 * theirs:
-                return True
-        return (self.max_kl is not None and kl > self.max_kl) or (self.min_top1 is not None and top1 < self.min_top1)
+    def _breaks_f1(self, blended: Sequence[Answered], full: Sequence[Answered]) -> bool:
+        if self.min_f1 is None:
+            return False
+        ours, theirs = (fmean(a.f1 for a in answered if a.f1 is not None) for answered in (blended, full))
+        return ours < self.min_f1 * theirs

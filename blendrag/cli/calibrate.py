@@ -14,11 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from blendrag.cli.environment import prepare
-from blendrag.errors import BlendError, ConfigError
+from blendrag.cli.files import check_writable, write
+from blendrag.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
     from blendrag.calibrate import Calibration, Target
     from blendrag.config import BlendConfig
+    from blendrag.documents import Source
     from blendrag.engine import BlendEngine
     from blendrag.evaluate import Question
 
@@ -66,55 +68,96 @@ def calibrate(
     suited = prepare(verbose)
     from blendrag.calibrate import Target
     from blendrag.config import BlendConfig
-    from blendrag.evaluate import load_questions
     from blendrag.runtime.engine.options import engine_options
 
     if max_kl is None and min_top1 is None and min_f1 is None:
         max_kl = _MAX_KL
     config = BlendConfig.from_yaml(settings) if settings else BlendConfig()
-    asked = load_questions(data, questions) if data else None
-    source = Source(asked, docs, questions, top_k, chunk_tokens)
-    found = run_calibrate(model, store.expanduser(), source, Target(max_kl, min_top1, min_f1), config, Console(),
+    console, target = Console(), Target(max_kl, min_top1, min_f1)
+    source: Given | Generated
+    if docs is not None:
+        if min_f1 is not None:
+            raise ConfigError("min_f1 needs right answers, which generated questions have not: give --data, or max_kl")
+        source = Generated(docs, questions, top_k, chunk_tokens, console)
+    else:
+        assert data is not None
+        source = Given(data, questions, target)
+    if json_file:
+        check_writable(json_file)
+    found = run_calibrate(model, store.expanduser(), source, target, config, console,
                           suited | engine_options(context.args), json_file)
     if found.chosen is None:
         raise typer.Exit(1)
 
 
-class Source:
-    """Where questions come from: `asked`, or the model, about documents.
+class Given:
+    """Questions from a file.
 
     Args:
-        asked: None where the model writes them.
+        count: most questions.
+        target: what they are asked for.
+
+    Raises:
+        DatasetError: they cannot be read, or cannot prove the target.
+    """
+
+    def __init__(self, data: Path, count: int, target: Target) -> None:
+        from blendrag.calibrate.suitable import distinct, require
+        from blendrag.evaluate import load_questions
+
+        self._questions = load_questions(data, count)
+        require(distinct(self._questions), target, len(self._questions))
+
+    def questions(self, engine: BlendEngine) -> list[Question]:
+        """The questions, repeats included."""
+        return self._questions
+
+
+class Generated:
+    """Questions that the model writes about documents; the same each time.
+
+    Args:
         docs: a folder or a file.
         count: most questions.
         top_k, chunk_tokens: chunks in a prompt, and tokens in a chunk.
+
+    Raises:
+        DocumentError: there is nothing to read.
+        ModelError: the embedder cannot be fetched.
     """
 
-    def __init__(self, asked: list[Question] | None, docs: Path | None, count: int, top_k: int,
-                 chunk_tokens: int) -> None:
-        self._asked, self._docs, self._count = asked, docs, count
-        self._top_k, self._chunk_tokens = top_k, chunk_tokens
-
-    def questions(self, engine: BlendEngine, console: Console) -> list[Question]:
-        """The questions; those that are generated are the same each time."""
-        if self._asked is not None:
-            return self._asked
-        from blendrag.calibrate.generate import generate_questions
-        from blendrag.demo.retrieve import Retriever
+    def __init__(self, docs: Path, count: int, top_k: int, chunk_tokens: int, console: Console) -> None:
         from blendrag.demo.run import read_sources
+        from blendrag.models import fetch
+
+        self._sources: list[Source] = read_sources(docs, console)
+        fetch("minilm")
+        self._count, self._top_k, self._chunk_tokens = count, top_k, chunk_tokens
+        self._console = console
+
+    def questions(self, engine: BlendEngine) -> list[Question]:
+        """The questions, each with the chunks nearest to it.
+
+        Raises:
+            DatasetError: the documents are too short to ask enough about them.
+        """
+        from blendrag.calibrate.generate import generate_questions
+        from blendrag.calibrate.suitable import LEAST_QUESTIONS
+        from blendrag.demo.retrieve import Retriever
         from blendrag.documents import split
 
-        assert self._docs is not None
-        sources = read_sources(self._docs, console)
-        chunks = [chunk for source in sources for chunk in split(
+        chunks = [chunk for source in self._sources for chunk in split(
             source, lambda text: len(engine.tokens.chunk_ids(text)), self._chunk_tokens)]
-        with console.status("the model writes questions"), TemporaryDirectory() as index:
+        if len(chunks) < LEAST_QUESTIONS:
+            raise DatasetError(f"the documents make {len(chunks)} chunks of {self._chunk_tokens} tokens, each for a "
+                               f"question, and {LEAST_QUESTIONS} are needed: give more, or a smaller --chunk-tokens")
+        with self._console.status("the model writes questions"), TemporaryDirectory() as index:
             search = Retriever(chunks, Path(index)).search
             return generate_questions(engine, chunks, search, self._count, self._top_k)
 
 
-def run_calibrate(model: str, store: Path, source: Source, target: Target, config: BlendConfig, console: Console,
-                  engine_args: dict[str, Any], json_file: Path | None) -> Calibration:
+def run_calibrate(model: str, store: Path, source: Given | Generated, target: Target, config: BlendConfig,
+                  console: Console, engine_args: dict[str, Any], json_file: Path | None) -> Calibration:
     """Measures, shows the curve and writes the profile.
 
     Raises:
@@ -136,7 +179,7 @@ def run_calibrate(model: str, store: Path, source: Source, target: Target, confi
     with BlendEngine(resolve(model), config=measured_with, **(args | needed(args))) as engine:
         with console.status("starting vLLM"):
             fingerprint = engine.fingerprint
-        asked = source.questions(engine, console)
+        asked = source.questions(engine)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as progress:
             tasks: dict[str, Any] = {}
@@ -151,15 +194,15 @@ def run_calibrate(model: str, store: Path, source: Source, target: Target, confi
     show(console, found, advice)
     profile = Profile(
         fingerprint, model, chosen.setting.policy if chosen else None, target.to_dict(), len(found.questions),
-        datetime.now(UTC).isoformat(timespec="seconds"), chosen.to_dict() if chosen else {},
+        datetime.now(UTC).isoformat(timespec="seconds"), config.sparse_attention, chosen.to_dict() if chosen else {},
         [p.to_dict() for p in found.tuning], advice)
     path = profile.save(store)
     console.print()
     console.print(Text(f"Written to {path}; engines with store_path={store} use it from their next start on."),
                   soft_wrap=True)
+    if not config.uses_profile:
+        console.print(Text("But not with these settings, from a file or BLENDRAG_* variables: they name a policy, or "
+                           "set profile to false, and win.", style="yellow"), soft_wrap=True)
     if json_file:
-        try:
-            json_file.write_text(json.dumps(profile.to_dict(), indent=2, ensure_ascii=False) + "\n", "utf-8")
-        except OSError as error:
-            raise BlendError(f"{json_file} cannot be written ({error.strerror}): name another file") from error
+        write(json_file, json.dumps(profile.to_dict(), indent=2, ensure_ascii=False) + "\n")
     return found

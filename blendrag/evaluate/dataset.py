@@ -134,6 +134,8 @@ def _answers(entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DatasetError(f"{where} is {_kind(value)}: give a text")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise DatasetError(f"{where} holds half a character (a lone surrogate, as of a text cut by UTF-16): mend it")
     return value
 
 

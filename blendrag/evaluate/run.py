@@ -10,10 +10,9 @@ from statistics import fmean
 
 from blendrag.engine import BlendEngine
 from blendrag.errors import BlendError, EngineClosedError
-from blendrag.evaluate.ask import FORCED_TOKENS, Answer, answer, expected_along
+from blendrag.evaluate.ask import FORCED_TOKENS, Answer, answer, encoded_prompt, expected_along
 from blendrag.evaluate.dataset import Question
 from blendrag.evaluate.metrics import Distribution, divergence, exact_match, f1, first_line
-from blendrag.evaluate.prompts import build_prompt
 from blendrag.evaluate.settings import DEFAULT, PLAIN, Setting
 
 logger = logging.getLogger(__name__)
@@ -120,13 +119,10 @@ def measure(engine: BlendEngine, question: Question, settings: Sequence[Setting]
             answer_tokens: int) -> Mapping[str, Outcome]:
     """One question in every way, by the settings' labels; the first setting is what the others are compared with.
 
-    Its chunks are encoded before, behind the text that precedes the first of them, as a retriever does it.
-
     Raises:
         BlendError: the prompt does not fit the model, or a request was not answered as it should have been.
     """
-    prompt = build_prompt(engine.tokenizer, question)
-    engine.encode(question.chunks, prefix=prompt)
+    prompt = encoded_prompt(engine, question)
     found: dict[str, Outcome] = {}
     baseline: tuple[Answer, list[Distribution]] | None = None
     for setting in settings:
@@ -140,8 +136,7 @@ def measure(engine: BlendEngine, question: Question, settings: Sequence[Setting]
 
 def _warm_up(engine: BlendEngine, question: Question, settings: Sequence[Setting]) -> None:
     """Compiles and allocates what first use does."""
-    prompt = build_prompt(engine.tokenizer, question)
-    engine.encode(question.chunks, prefix=prompt)
+    prompt = encoded_prompt(engine, question)
     for setting in settings:
         answer(engine, prompt, setting, 1)
 

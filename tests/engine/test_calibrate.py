@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +68,11 @@ def test_engines_use_what_the_command_left_in_their_store(engine_pool: Any, smol
     arguments = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048, "kv_cache_memory_bytes": 2**28}
     monkeypatch.setattr("blendrag.calibrate.calibrate", lambda *given, **options: calibrate(
         *given, families=FAMILIES[2:3], ratios=(), **options))
-    found = command.run_calibrate(str(smollm2), tmp_path, command.Source(QUESTIONS, None, 10, 2, 128), Target(max_kl=5),
-                                  BlendConfig(), Console(quiet=True), arguments, tmp_path / "profile.json")
+    data, target = tmp_path / "data.json", Target(max_kl=5)
+    data.write_text(json.dumps([{"question": q.text, "ctxs": list(q.chunks)} for q in QUESTIONS]))
+    console = Console(file=StringIO(), width=200)
+    found = command.run_calibrate(str(smollm2), tmp_path, command.Given(data, 10, target), target,
+                                  BlendConfig(profile=False), console, arguments, tmp_path / "profile.json")
     assert found.chosen is not None
     [path] = (tmp_path / "profiles").iterdir()
     profile = load_profile(tmp_path, path.stem)
@@ -75,6 +80,7 @@ def test_engines_use_what_the_command_left_in_their_store(engine_pool: Any, smol
     assert (profile.model, profile.questions, profile.target) == (str(smollm2), 10, {"max_kl": 5})
     assert profile.policy == found.chosen.setting.policy
     assert profile.curve == [p.to_dict() | {"policy": profile.curve[n]["policy"]} for n, p in enumerate(found.tuning)]
+    assert "But not with these settings" in console.file.getvalue(), "where profile=False"
     assert (tmp_path / "profile.json").read_text() == path.read_text()
     Profile(**(vars(profile) | {"policy": None})).save(tmp_path)
     params = SamplingParams(temperature=0, max_tokens=2)

@@ -45,6 +45,15 @@ def test_an_evaluation_and_its_map(engine: BlendEngine) -> None:
     assert draw(mapped).count('class="chunk"') == 2
 
 
+def test_chunks_that_the_store_cannot_hold_are_not_measured(engine: BlendEngine,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be computed, and look as good as a full prefill."""
+    question = Question("Why?", tuple(f"{n} {text}\n\n" for n, text in enumerate(PASSAGES[:2])))
+    monkeypatch.setattr(engine.store._ram, "budget", 2**20)
+    found = evaluate(engine, [question], settings_of("none", [], engine.config), answer_tokens=1)
+    assert "of its 2 chunks do not fit the store beside the others: raise ram_bytes" in found.failures[0].reason
+
+
 def test_answers_can_be_forced_and_their_divergence_is_exact(engine: BlendEngine) -> None:
     prompt = build_prompt(engine.tokenizer, QUESTION)
     engine.encode(QUESTION.chunks, prefix=prompt)
