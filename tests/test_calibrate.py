@@ -13,10 +13,11 @@ from rich.console import Console
 from blendrag.calibrate import Calibration, Point, Target, calibrate, search
 from blendrag.calibrate.advice import advise
 from blendrag.calibrate.candidates import CHEAPEST, FAMILIES, RATIOS
-from blendrag.calibrate.generate import _question
+from blendrag.calibrate.generate import _question, _subject
 from blendrag.calibrate.measure import Answered
 from blendrag.calibrate.points import frontier, point
 from blendrag.calibrate.report import show
+from blendrag.documents import DocumentChunk
 from blendrag.errors import BlendError, ConfigError, DatasetError, EngineClosedError
 from blendrag.evaluate import PLAIN, Question, Setting
 from blendrag.policies import Full, NoRecompute, Query
@@ -205,7 +206,7 @@ def test_a_question_that_comes_again_proves_nothing_more(answers: Any) -> None:
     found = found_for(Target(max_kl=0.2), [q for both in zip(QUESTIONS, again, strict=True) for q in both])
     assert (found.questions, found.repeats) == (QUESTIONS, 40)
     assert found.check[0].n == 20
-    with pytest.raises(DatasetError, match="1 of 12 questions can be asked, and 10 are needed"):
+    with pytest.raises(DatasetError, match=r"1 of 12 questions can be asked \(the others came before\), and 10"):
         found_for(Target(max_kl=0.2), QUESTIONS[:1] * 12)
 
 
@@ -241,9 +242,18 @@ def test_the_report_shows_the_curve_and_the_choice(answers: Any) -> None:
         assert max(map(len, text.splitlines()[:30])) <= 80
 
 
+def test_a_heading_that_several_chunks_have_is_no_subject() -> None:
+    one, two, three = chunks = [DocumentChunk(text, "a.md", heading, 9) for text, heading in (
+        ("The lamp.", "Light"), ("The lamp was lit in 1847 by hand and burned oil.", "Light"), ("Goats.", "Milk"))]
+    assert [_subject(chunk, chunks) for chunk in (one, two, three)] == [
+        "The lamp.", "The lamp was lit in 1847 by hand", "Milk"]
+
+
 @pytest.mark.parametrize(("said", "question"), [
     ("Who built the lighthouse?\nAlan Marsh.", "Who built the lighthouse?"),
     ("Sure! Here it is:\n\nWhat burned in the lamp? It was oil.", "What burned in the lamp?"),
+    ("好的：\n谁在1847年建造了灯塔\uff1f", "谁在1847年建造了灯塔\uff1f"), ("为什么\uff1f", ""),
+    ("من بنى المنارة القديمة\u061f نعم", "من بنى المنارة القديمة\u061f"),
     ("The lighthouse was built in 1847.", ""), ("Why?", ""), ("", "")])
 def test_a_question_is_found_in_what_a_model_says(said: str, question: str) -> None:
     assert _question(said) == question

@@ -20,14 +20,15 @@ _ASK = ("Write one short question that the following text answers, for somebody 
         "Reply with the question alone.\n\n{text}")
 _MOST_TOKENS = 40
 _WORDS = re.compile(r"\w+")
+_ASKED = re.compile(r"^[^?\uff1f\u061f\n]*[?\uff1f\u061f]", re.MULTILINE)  # also East Asia's mark, and the Arabic one
 
 
 def generate_questions(engine: BlendEngine, chunks: Sequence[DocumentChunk],
                        search: Callable[[str], Sequence[DocumentChunk]], count: int, top_k: int) -> list[Question]:
     """Lets the model ask about chunks spread at random over documents, and retrieves what it would be given.
 
-    Where it does not write a question, what the chunk's heading names is asked for.  The same chunks give the same
-    questions.
+    Where it does not write a question, what the chunk's heading names is asked for, or what it begins with.  The same
+    chunks give the same questions.
 
     Args:
         search: all chunks, the best for a question first.
@@ -47,17 +48,20 @@ def generate_questions(engine: BlendEngine, chunks: Sequence[DocumentChunk],
     answers = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=_MOST_TOKENS), blend=False)
     found = []
     for line, (chunk, output) in enumerate(zip(about, answers, strict=True), 1):
-        text = _question(output.text) or f"What do the documents say about “{chunk.heading or _opening(chunk.text)}”?"
+        text = _question(output.text) or f"What do the documents say about “{_subject(chunk, about)}”?"
         found.append(Question(text, tuple(f"{best.text}\n\n" for best in search(text)[:top_k]), line=line))
     return found
 
 
 def _question(said: str) -> str:
-    """The first question in what a model said; empty where there is none."""
-    line = next((line.strip() for line in said.splitlines() if "?" in line), "")
-    text = line[: line.index("?") + 1] if line else ""
-    return text if len(_WORDS.findall(text)) > 2 else ""
+    """The first question in what a model said, in any script; empty where there is none, or hardly one."""
+    found = _ASKED.search(said)
+    text = found[0].strip() if found else ""
+    # Some scripts put no spaces between words.
+    return text if len(_WORDS.findall(text)) > 2 or (len(text) > 5 and not text.isascii()) else ""
 
 
-def _opening(text: str) -> str:
-    return " ".join(text.split()[:8])
+def _subject(chunk: DocumentChunk, among: Sequence[DocumentChunk]) -> str:
+    """The chunk's heading, where no other has it; its first words elsewhere."""
+    alone = [other.heading for other in among].count(chunk.heading) == 1
+    return chunk.heading if chunk.heading and alone else " ".join(chunk.text.split()[:8])

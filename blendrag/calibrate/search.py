@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from blendrag.calibrate.candidates import CHEAPEST, CONTROL, FAMILIES, FIRST_LOOK, RATIOS, Family
 from blendrag.calibrate.measure import Answers
 from blendrag.calibrate.points import Point, frontier, point
-from blendrag.calibrate.suitable import distinct, require
+from blendrag.calibrate.suitable import REPEATS, distinct, require
 from blendrag.calibrate.target import Target
 from blendrag.engine import BlendEngine
 from blendrag.errors import BlendError, DatasetError, EngineClosedError
@@ -80,7 +80,7 @@ def calibrate(engine: BlendEngine, questions: Sequence[Question], target: Target
         BlendError: the engine died, or a blend pass failed.
     """
     asked = distinct(questions)
-    require(asked, target, len(questions))
+    require(asked, target, len(questions), REPEATS)
     search = _Search(engine, Calibration(target, repeats=len(questions) - len(asked)), on_progress)
     result = search.result
     search.leave_out(asked)

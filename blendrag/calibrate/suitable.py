@@ -11,6 +11,9 @@ from blendrag.evaluate.dataset import Question
 
 LEAST_QUESTIONS = 10
 
+REPEATS = "the others came before"
+"""Why the rest of `distinct` is left out."""
+
 
 def distinct(questions: Sequence[Question]) -> list[Question]:
     """Each question once: one in both halves would prove little, and a log has many."""
@@ -20,13 +23,13 @@ def distinct(questions: Sequence[Question]) -> list[Question]:
     return list(found.values())
 
 
-def require(questions: Sequence[Question], target: Target, given: int, why: str = "") -> None:
+def require(questions: Sequence[Question], target: Target, given: int, why: str) -> None:
     """Complains of questions that cannot prove a target, whatever the answers.
 
     Args:
         questions: those that can be asked.
         given: how many there were.
-        why: what became of the others.
+        why: what became of the others, if there are any.
 
     Raises:
         DatasetError: too few, or one without an answer where the target is about F1.
@@ -34,7 +37,7 @@ def require(questions: Sequence[Question], target: Target, given: int, why: str 
     if target.min_f1 is not None and (bare := next((q for q in questions if not q.answers), None)) is not None:
         raise DatasetError(f"the question in line {bare.line} has no answers, which min_f1 needs: add them, or give "
                            "max_kl instead")
-    many = f"{len(questions)} of {given} questions can be asked{f' ({why})' if why else ''}"
+    many = f"{len(questions)} of {given} questions can be asked{f' ({why})' if len(questions) < given else ''}"
     if len(questions) < LEAST_QUESTIONS:
         raise DatasetError(f"{many}, and {LEAST_QUESTIONS} are needed: give more")
     if target.min_top1 is not None and len(questions) < (least := 2 * fewest_for(target.min_top1)):

@@ -102,11 +102,11 @@ class Given:
     """
 
     def __init__(self, data: Path, count: int, target: Target) -> None:
-        from blendrag.calibrate.suitable import distinct, require
+        from blendrag.calibrate.suitable import REPEATS, distinct, require
         from blendrag.evaluate import load_questions
 
         self._questions = load_questions(data, count)
-        require(distinct(self._questions), target, len(self._questions))
+        require(distinct(self._questions), target, len(self._questions), REPEATS)
 
     def questions(self, engine: BlendEngine) -> list[Question]:
         """The questions, repeats included."""
