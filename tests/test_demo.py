@@ -9,7 +9,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -20,10 +19,9 @@ from blendrag.cli.index import run_index
 from blendrag.config import BlendConfig
 from blendrag.demo import DemoSettings, run_demo
 from blendrag.demo.corpus import ask_about
-from blendrag.demo.measure import divergence
 from blendrag.demo.prompts import build_prompt, cut_elsewhere
-from blendrag.demo.retrieve import Retriever
 from blendrag.documents import DocumentChunk
+from blendrag.documents.retrieve import Retriever
 from blendrag.prompt import Chunk
 
 KEYS = ["question", "answer_full", "answer_blend", "ttft_full_s", "ttft_cold_s", "ttft_warm_s", "prompt_tokens", "rows",
@@ -120,13 +118,6 @@ def test_questions_come_from_headings_else_from_documents() -> None:
     assert ask_about(named) == [f"What does {n}.md say about “Part {n}”?" for n in (0, 2, 4)]
     assert ask_about([chunk("x", "a.txt"), chunk("y", "b.txt")])[:2] == ["What is a.txt about?", "What is b.txt about?"]
     assert len(ask_about([chunk("x", "a.txt")])) == 3
-
-
-def test_divergence_is_zero_for_the_same_and_positive_otherwise() -> None:
-    full, other = np.log([0.5, 0.25, 0.25]), np.log([0.25, 0.5, 0.25])
-    assert divergence(full, full) == 0
-    assert divergence(full, other) == pytest.approx(0.25 * math.log(2))
-    assert divergence(np.array([0, -np.inf]), np.log([0.5, 0.5])) == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

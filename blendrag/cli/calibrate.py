@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from blendrag.cli.environment import prepare
@@ -127,10 +126,12 @@ class Generated:
     """
 
     def __init__(self, docs: Path, count: int, top_k: int, chunk_tokens: int, console: Console) -> None:
-        from blendrag.demo.run import read_sources
+        from blendrag.documents import read_folder
         from blendrag.models import fetch
+        from blendrag.terminal import document_warnings
 
-        self._sources: list[Source] = read_sources(docs, console)
+        with document_warnings(console):
+            self._sources: list[Source] = read_folder(docs)
         fetch("minilm")
         self._count, self._top_k, self._chunk_tokens = count, top_k, chunk_tokens
         self._console = console
@@ -143,8 +144,8 @@ class Generated:
         """
         from blendrag.calibrate.generate import generate_questions
         from blendrag.calibrate.suitable import LEAST_QUESTIONS
-        from blendrag.demo.retrieve import Retriever
         from blendrag.documents import split
+        from blendrag.documents.retrieve import Retriever
 
         chunks = [chunk for source in self._sources for chunk in split(
             source, lambda text: len(engine.tokens.chunk_ids(text)), self._chunk_tokens)]
@@ -171,6 +172,7 @@ def run_calibrate(model: str, store: Path, source: Given | Generated, target: Ta
     from blendrag.models import engine_arguments, resolve
     from blendrag.profile import Profile
     from blendrag.runtime.engine.start import check_store
+    from blendrag.terminal import progress_bars
 
     check_store(config.model_copy(update={"store_path": store}))
     # What is encoded for the measurement stays out of the store.
@@ -180,15 +182,7 @@ def run_calibrate(model: str, store: Path, source: Given | Generated, target: Ta
         with console.status("starting vLLM"):
             fingerprint = engine.fingerprint
         asked = source.questions(engine)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            tasks: dict[str, Any] = {}
-
-            def on_progress(stage: str, done: int, total: int) -> None:
-                if stage not in tasks:
-                    tasks[stage] = progress.add_task(stage, total=total)
-                progress.update(tasks[stage], completed=done)
-
+        with progress_bars(console) as on_progress:
             found = search(engine, asked, target, on_progress=on_progress)
     advice, chosen = advise(found), found.chosen
     show(console, found, advice)

@@ -73,7 +73,6 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
     Raises:
         BlendError: a model that cannot be loaded, a file that cannot be written, or not one question measured.
     """
-    from blendrag.demo.run import progress_bar
     from blendrag.engine import BlendEngine
     from blendrag.evaluate import engine_arguments as needed
     from blendrag.evaluate import evaluate, summarise
@@ -82,6 +81,7 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
     from blendrag.evaluate.table import show
     from blendrag.machine import device
     from blendrag.models import engine_arguments, resolve
+    from blendrag.terminal import progress_bar
 
     args = engine_arguments(model) | engine_args
     # A guard would audit what is measured, and could turn it off meanwhile.

@@ -39,12 +39,13 @@ def run_index(docs: Path, model: str, config: BlendConfig, chunk_tokens: int, co
     Raises:
         BlendError: nothing to read, a model that cannot be loaded, a store that cannot be written.
     """
-    from blendrag.demo.run import progress_bar, read_sources
-    from blendrag.documents import split
+    from blendrag.documents import read_folder, split
     from blendrag.engine import BlendEngine
     from blendrag.models import engine_arguments, resolve
+    from blendrag.terminal import document_warnings, progress_bar
 
-    sources = read_sources(docs, console)
+    with document_warnings(console):
+        sources = read_folder(docs)
     with BlendEngine(resolve(model), config=config, **(engine_arguments(model) | engine_args)) as engine:
         with console.status("starting vLLM"):
             tokens = engine.tokens

@@ -12,10 +12,9 @@ import numpy as np
 
 from blendrag.demo.prompts import build_prompt, cut_elsewhere
 from blendrag.documents import DocumentChunk
+from blendrag.evaluate.metrics import Distribution, divergence
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from blendrag.engine import BlendEngine
     from blendrag.outputs import BlendOutput
     from blendrag.prompt import BlendPrompt
@@ -92,13 +91,6 @@ def warm_up(engine: BlendEngine, question: str, chunks: Sequence[DocumentChunk])
     _ask(engine, prompt, uuid.uuid4().hex)
 
 
-def divergence(full: NDArray[np.float64], blend: NDArray[np.float64]) -> float:
-    """KL(full || blend) in nats of two arrays [vocabulary] of log-probabilities."""
-    possible = np.isfinite(full)
-    # Rounding can bring two equal distributions to just below zero.
-    return max(0.0, float(np.sum(np.exp(full[possible]) * (full[possible] - blend[possible]))))
-
-
 def _ask(engine: BlendEngine, prompt: BlendPrompt, salt: str, *, blend: bool = True, max_tokens: int = 1,
          **settings: Any) -> BlendOutput:
     from vllm import SamplingParams
@@ -107,13 +99,10 @@ def _ask(engine: BlendEngine, prompt: BlendPrompt, salt: str, *, blend: bool = T
     return engine.generate(prompt, params, blend=blend, cache_salt=salt)[0]
 
 
-def _distribution(engine: BlendEngine, prompt: BlendPrompt, salt: str, blend: bool = True) -> NDArray[np.float64]:
+def _distribution(engine: BlendEngine, prompt: BlendPrompt, salt: str, blend: bool = True) -> Distribution:
     output = _ask(engine, prompt, salt, blend=blend, logprobs=-1, detokenize=False)
     found = output.outputs[0].logprobs[0]
-    values = np.full(max(found) + 1, -np.inf)
-    for token, logprob in found.items():
-        values[token] = logprob.logprob
-    return values
+    return Distribution(np.fromiter(found, np.int64), np.array([one.logprob for one in found.values()]))
 
 
 def _first_token_s(outputs: Sequence[BlendOutput]) -> float:

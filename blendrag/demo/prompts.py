@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from blendrag.evaluate.prompts import as_chat
 from blendrag.prompt import BlendPrompt, Chunk, mark_chunks
 
 
@@ -16,11 +17,7 @@ def build_prompt(tokenizer: Any, question: str, chunks: Sequence[Chunk]) -> Blen
     """
     passages = mark_chunks(chunk.text for chunk in chunks)
     request = f"Answer the question from these passages.\n\n{passages}\n\nQuestion: {question}"
-    if not getattr(tokenizer, "chat_template", None):
-        return BlendPrompt.from_text(f"{request}\nAnswer:")
-    text = tokenizer.apply_chat_template([{"role": "user", "content": request}], tokenize=False,
-                                         add_generation_prompt=True)
-    return BlendPrompt.from_text(text, add_special_tokens=False)
+    return as_chat(tokenizer, request, "\nAnswer:")
 
 
 def cut_elsewhere(prompt: BlendPrompt) -> BlendPrompt:

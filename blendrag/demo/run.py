@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from blendrag.config import BlendConfig
@@ -20,11 +17,12 @@ from blendrag.demo.corpus import OWN_QUESTIONS, ask_about, own_documentation
 from blendrag.demo.measure import Measurement, measure, warm_up
 from blendrag.demo.prompts import build_prompt
 from blendrag.demo.report import show_question, show_summary
-from blendrag.demo.retrieve import Retriever
-from blendrag.documents import DocumentChunk, DocumentWarning, Source, read_folder, split
+from blendrag.documents import DocumentChunk, read_folder, split
+from blendrag.documents.retrieve import Retriever
 from blendrag.engine import BlendEngine
 from blendrag.errors import BlendError
 from blendrag.models import engine_arguments, fetch, resolve
+from blendrag.terminal import document_warnings, progress_bar
 
 PROMPT_TOKENS = 2048
 """Chunks are retrieved until a prompt has about as many tokens."""
@@ -53,7 +51,8 @@ def run_demo(settings: DemoSettings, console: Console) -> list[Measurement]:
     """
     if settings.json_file:
         _write(settings.json_file, [])  # find out now, not minutes later
-    sources = read_sources(settings.docs, console)
+    with document_warnings(console):
+        sources = own_documentation() if settings.docs is None else read_folder(settings.docs)
     store = settings.store.expanduser()
     with console.status("fetching the models (once)"):
         model = resolve(settings.model)
@@ -75,26 +74,6 @@ def run_demo(settings: DemoSettings, console: Console) -> list[Measurement]:
     if settings.json_file:
         _write(settings.json_file, [result.to_dict() for result in results])
     return results
-
-
-def read_sources(docs: Path | None, console: Console) -> list[Source]:
-    """The documents to read; each file that is skipped is named."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", DocumentWarning)
-        sources = own_documentation() if docs is None else read_folder(docs)
-    for warning in caught:
-        if issubclass(warning.category, DocumentWarning):
-            console.print(Text(str(warning.message), style="yellow"))
-    return sources
-
-
-@contextmanager
-def progress_bar(console: Console, label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar; yields what to call with (done, total)."""
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _questions(settings: DemoSettings, chunks: Sequence[DocumentChunk]) -> list[str]:
