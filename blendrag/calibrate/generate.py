@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from blendrag.calibrate.suitable import distinct
 from blendrag.engine import BlendEngine
 from blendrag.errors import DatasetError
 from blendrag.evaluate.dataset import Question
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 _ASK = ("Write one short question that the following text answers, for somebody who does not have the text. "
         "Reply with the question alone.\n\n{text}")
 _MOST_TOKENS = 40
+_TRIES = 4
+"""So many chunks are asked about for each question that is wanted, at most."""
+
 _WORDS = re.compile(r"\w+")
 _ASKED = re.compile(r"^[^?\uff1f\u061f\n]*[?\uff1f\u061f]", re.MULTILINE)  # also East Asia's mark, and the Arabic one
 
@@ -32,25 +37,34 @@ def generate_questions(engine: BlendEngine, chunks: Sequence[DocumentChunk],
 
     Args:
         search: all chunks, the best for a question first.
-        count: questions; as many as there are chunks, if these are fewer.
+        count: questions, no two of them alike; fewer where the chunks do not give so many.
         top_k: chunks in a prompt.
 
     Raises:
         DatasetError: there are no chunks.
     """
-    from vllm import SamplingParams
-
     if not chunks:
         raise DatasetError("there is nothing to ask about: name a folder with documents in it")
-    about = random.Random(0).sample(list(chunks), min(count, len(chunks)))
+    order = random.Random(0).sample(list(chunks), min(_TRIES * count, len(chunks)))
+    found: list[Question] = []
+    for start in range(0, len(order), count):  # once, unless the model asks the same about several
+        asked = _ask_about(engine, order[start:start + count])
+        found = distinct([*found, *(Question(text, tuple(f"{best.text}\n\n" for best in search(text)[:top_k]))
+                                    for text in asked)])[:count]
+        if len(found) == count:
+            break
+    return [replace(question, line=number) for number, question in enumerate(found, 1)]
+
+
+def _ask_about(engine: BlendEngine, chunks: Sequence[DocumentChunk]) -> list[str]:
+    """One question about each chunk."""
+    from vllm import SamplingParams
+
     prompts = [as_chat(engine.tokenizer, _ASK.format(text=mark_chunks([chunk.text], separator="")), "\n\nQuestion:")
-               for chunk in about]
+               for chunk in chunks]
     answers = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=_MOST_TOKENS), blend=False)
-    found = []
-    for line, (chunk, output) in enumerate(zip(about, answers, strict=True), 1):
-        text = _question(output.text) or f"What do the documents say about “{_subject(chunk, about)}”?"
-        found.append(Question(text, tuple(f"{best.text}\n\n" for best in search(text)[:top_k]), line=line))
-    return found
+    return [_question(answer.text) or f"What do the documents say about “{_subject(chunk, chunks)}”?"
+            for chunk, answer in zip(chunks, answers, strict=True)]
 
 
 def _question(said: str) -> str:

@@ -52,6 +52,8 @@ def test_questions_about_documents_are_written_by_the_model(engine: BlendEngine)
         words = set(question.lower().split())
         return sorted(chunks, key=lambda chunk: -len(words & set(chunk.text.lower().split())))
 
+    every = generate_questions(engine, chunks, search, 100, top_k=2)
+    assert 3 < len(every) == len({(question.text, question.chunks) for question in every}) <= len(chunks)
     found = generate_questions(engine, chunks, search, 3, top_k=2)
     assert found == generate_questions(engine, chunks, search, 3, top_k=2)
     assert [question.line for question in found] == [1, 2, 3]
