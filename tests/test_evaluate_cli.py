@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from blendrag import BlendConfig
 from blendrag.cli import app
 from blendrag.cli import eval as command
 from blendrag.evaluate import engine_arguments
@@ -70,3 +72,17 @@ def test_forcing_needs_a_processor_and_logprobs() -> None:
     assert engine_arguments({"logits_processors": ["mine:One"], "max_logprobs": 10}) == {
         "logits_processors": ["mine:One", processor], "max_logprobs": TOP_TOKENS}
     assert engine_arguments({"max_logprobs": -1})["max_logprobs"] == -1
+
+
+def test_a_quality_guard_does_not_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[BlendConfig] = []
+
+    def start(model: str, *, config: BlendConfig, **engine_args: Any) -> None:
+        seen.append(config)
+        raise InterruptedError
+
+    monkeypatch.setattr("blendrag.engine.BlendEngine", start)
+    guarded = BlendConfig(quality_guard={"share": 1.0}, ratio=0.3)
+    with pytest.raises(InterruptedError):
+        command.run_eval("m", "data", [], [], guarded, 32, None, None, Console(), {})
+    assert (seen[0].quality_guard, seen[0].ratio) == (None, 0.3)
