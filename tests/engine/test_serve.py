@@ -354,8 +354,8 @@ def test_replicas_of_a_stock_server_share_what_they_store(engine_pool: Any, tmp_
                 "quality_guard": {"share": 1.0, "max_kl": 100.0}}
     connector = CONNECTOR | {"kv_connector_extra_config": settings}
     command = [*vllm_command(), "serve", str(model), *ENGINE, "--max-model-len", "1024", "--data-parallel-size", "2",
-               "--api-server-count", "1", "--kv-transfer-config", json.dumps(connector), "--worker-cls", WORKER, "--enable-prompt-tokens-details",
-               "--middleware", "blendrag.serve.DocumentsMiddleware"]
+               "--api-server-count", "1", "--kv-transfer-config", json.dumps(connector), "--worker-cls", WORKER,
+               "--enable-prompt-tokens-details", "--middleware", "blendrag.serve.DocumentsMiddleware"]
     with Server(command, cores="0|1", ends_by=signal.SIGINT) as server:
 
         def complete(replica: int, prompt: str, **body: Any) -> dict[str, Any]:
