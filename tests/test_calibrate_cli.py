@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blendrag.calibrate import Target
+from blendrag.calibrate.sources import Generated
 from blendrag.cli import app
 from blendrag.cli import calibrate as command
 from blendrag.errors import DatasetError
@@ -49,7 +50,7 @@ def test_what_a_user_types_becomes_what_is_searched_for(told: dict[str, Any], tm
 
 def test_the_target_is_a_kl_where_none_is_given_and_the_status_says_if_it_was_met(told: dict[str, Any]) -> None:
     told["chosen"] = None
-    assert run("m", "--store", "s", "--data", DATA).exit_code == 1
+    assert run("m", "--store", "s", "--data", DATA).exit_code == 3
     assert told["target"] == Target(max_kl=0.1)
 
 
@@ -77,7 +78,7 @@ def test_what_cannot_work_is_refused_at_once(told: dict[str, Any], arguments: li
 
 def test_documents_that_are_too_short_to_ask_about_are_named(tmp_path: Path) -> None:
     (tmp_path / "one.md").write_text("The lighthouse was built by Alan Marsh.")
-    source = command.Generated(tmp_path, 60, 8, 256, Console(quiet=True))
+    source = Generated(tmp_path, 60, 8, 256, Console(quiet=True))
     engine: Any = SimpleNamespace(tokens=SimpleNamespace(chunk_ids=str.split))
     with pytest.raises(DatasetError, match=r"make 1 chunks of 256 tokens.*10 are needed: give more, or a smaller --ch"):
         source.questions(engine)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,19 +13,19 @@ from rich.text import Text
 
 from blendrag.cli.environment import prepare
 from blendrag.cli.files import check_writable, write
-from blendrag.errors import ConfigError, DatasetError
+from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
     from blendrag.calibrate import Calibration, Target
+    from blendrag.calibrate.sources import Generated, Given
     from blendrag.config import BlendConfig
-    from blendrag.documents import Source
-    from blendrag.engine import BlendEngine
-    from blendrag.evaluate import Question
 
 EPILOG = ("Any engine option of vLLM may follow, such as --max-model-len 8192 or --dtype float32; give those that the "
           "engine will run with.")
 
 _MAX_KL = 0.1
+_NOT_MET = 3
+"""The exit status where no policy is good enough; errors have 1."""
 
 
 def calibrate(
@@ -58,7 +57,7 @@ def calibrate(
 
     The profile is for this model as it runs here (its weights, dtype, ranks); engines with the same store find it and
     use it for requests that name no policy. Where no policy is good enough it keeps them from blending, and the exit
-    status is 1.
+    status is 3.
     """
     if model.startswith("-"):
         raise ConfigError("name the model first: blendrag calibrate MODEL --store FOLDER --data FILE.json")
@@ -66,6 +65,7 @@ def calibrate(
         raise ConfigError("give either --data FILE.json with questions, or --docs FOLDER with documents")
     suited = prepare(verbose)
     from blendrag.calibrate import Target
+    from blendrag.calibrate.sources import Generated, Given
     from blendrag.config import BlendConfig
     from blendrag.runtime.engine.options import engine_options
 
@@ -86,75 +86,7 @@ def calibrate(
     found = run_calibrate(model, store.expanduser(), source, target, config, console,
                           suited | engine_options(context.args), json_file)
     if found.chosen is None:
-        raise typer.Exit(1)
-
-
-class Given:
-    """Questions from a file.
-
-    Args:
-        count: most questions.
-        target: what they are asked for.
-
-    Raises:
-        DatasetError: they cannot be read, or cannot prove the target.
-    """
-
-    def __init__(self, data: Path, count: int, target: Target) -> None:
-        from blendrag.calibrate.suitable import REPEATS, distinct, require
-        from blendrag.evaluate import load_questions
-
-        self._questions = load_questions(data, count)
-        require(distinct(self._questions), target, len(self._questions), REPEATS)
-
-    def questions(self, engine: BlendEngine) -> list[Question]:
-        """The questions, repeats included."""
-        return self._questions
-
-
-class Generated:
-    """Questions that the model writes about documents; the same each time.
-
-    Args:
-        docs: a folder or a file.
-        count: most questions.
-        top_k, chunk_tokens: chunks in a prompt, and tokens in a chunk.
-
-    Raises:
-        DocumentError: there is nothing to read.
-        ModelError: the embedder cannot be fetched.
-    """
-
-    def __init__(self, docs: Path, count: int, top_k: int, chunk_tokens: int, console: Console) -> None:
-        from blendrag.documents import read_folder
-        from blendrag.models import fetch
-        from blendrag.terminal import document_warnings
-
-        with document_warnings(console):
-            self._sources: list[Source] = read_folder(docs)
-        fetch("minilm")
-        self._count, self._top_k, self._chunk_tokens = count, top_k, chunk_tokens
-        self._console = console
-
-    def questions(self, engine: BlendEngine) -> list[Question]:
-        """The questions, each with the chunks nearest to it.
-
-        Raises:
-            DatasetError: the documents are too short to ask enough about them.
-        """
-        from blendrag.calibrate.generate import generate_questions
-        from blendrag.calibrate.suitable import LEAST_QUESTIONS
-        from blendrag.documents import split
-        from blendrag.documents.retrieve import Retriever
-
-        chunks = [chunk for source in self._sources for chunk in split(
-            source, lambda text: len(engine.tokens.chunk_ids(text)), self._chunk_tokens)]
-        if len(chunks) < LEAST_QUESTIONS:
-            raise DatasetError(f"the documents make {len(chunks)} chunks of {self._chunk_tokens} tokens, each for a "
-                               f"question, and {LEAST_QUESTIONS} are needed: give more, or a smaller --chunk-tokens")
-        with self._console.status("the model writes questions"), TemporaryDirectory() as index:
-            search = Retriever(chunks, Path(index)).search
-            return generate_questions(engine, chunks, search, self._count, self._top_k)
+        raise typer.Exit(_NOT_MET)
 
 
 def run_calibrate(model: str, store: Path, source: Given | Generated, target: Target, config: BlendConfig,

@@ -17,6 +17,7 @@ class Summary:
 
     Attributes:
         policy, ratio: see `Setting`.
+        settings: `Policy.settings()`; None for the full prefill.
         f1, em: over those questions of which a right answer is known.
         top1, same: shares of the questions.
         ttft_s: seconds to the first token, one request at a time; the median.
@@ -26,6 +27,7 @@ class Summary:
 
     policy: str
     ratio: float | tuple[float, ...] | None
+    settings: dict[str, Any] | None
     rows: float | None
     f1: float | None
     em: float | None
@@ -53,7 +55,8 @@ def summarise(evaluation: Evaluation) -> list[Summary]:
         plain = evaluation.outcomes[evaluation.settings[0].label]
         ci = {name: interval(_differences(outcomes, plain, name)) for name in ("f1", "em")}
         ci |= {name: interval(values_of(outcomes, name)) for name in ("kl", "top1", "kl16")}
-        found.append(Summary(policy=setting.name, ratio=setting.ratio, n=len(outcomes), ci=ci,
+        settings = setting.policy.settings() if setting.policy is not None else None
+        found.append(Summary(policy=setting.name, ratio=setting.ratio, settings=settings, n=len(outcomes), ci=ci,
                              ttft_s=median(times) if times else None, **means))
     return found
 

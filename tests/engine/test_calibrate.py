@@ -13,6 +13,7 @@ from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParam
 from blendrag.calibrate import Target, calibrate
 from blendrag.calibrate.candidates import FAMILIES
 from blendrag.calibrate.generate import generate_questions
+from blendrag.calibrate.sources import Given
 from blendrag.cli import calibrate as command
 from blendrag.documents import Source, split
 from blendrag.evaluate import Question
@@ -73,7 +74,7 @@ def test_engines_use_what_the_command_left_in_their_store(engine_pool: Any, smol
     data, target = tmp_path / "data.json", Target(max_kl=5)
     data.write_text(json.dumps([{"question": q.text, "ctxs": list(q.chunks)} for q in QUESTIONS]))
     console = Console(file=StringIO(), width=200)
-    found = command.run_calibrate(str(smollm2), tmp_path, command.Given(data, 10, target), target,
+    found = command.run_calibrate(str(smollm2), tmp_path, Given(data, 10, target), target,
                                   BlendConfig(profile=False), console, arguments, tmp_path / "profile.json")
     assert found.chosen is not None
     [path] = (tmp_path / "profiles").iterdir()
