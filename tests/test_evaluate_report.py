@@ -60,8 +60,8 @@ def test_means_are_over_questions_and_differences_are_paired() -> None:
     assert (default.kl, default.kl16, default.f1) == (pytest.approx(0.3), pytest.approx(0.15), 0.5)
     assert plain.ci["f1"] == (0, 0)
     assert default.ci["f1"] == (-0.5, 0), "only -0.5 and 0 can be drawn"
-    assert set(default.to_dict()) == {"policy", "ratio", "settings", "rows", "f1", "em", "kl", "top1", "kl16", "same", "ttft_s",
-                                      "n", "ci"}
+    assert set(default.to_dict()) == {"policy", "ratio", "settings", "rows", "f1", "em", "kl", "top1", "kl16", "same",
+                                      "ttft_s", "n", "ci"}
 
 
 def test_without_right_answers_there_is_no_f1() -> None:
