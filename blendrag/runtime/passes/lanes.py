@@ -135,7 +135,7 @@ class AttentionLane(_ContextLane):
         self._ranks = ranks
         self.depth = evidence.layers[-1] + 1
         self.scores = torch.zeros(context.tokens, device=context.model.device)
-        self._sum = torch.zeros_like(self.scores)
+        self._sums = {index: torch.zeros_like(self.scores) for index in evidence.layers}
         self._asking: dict[int, list[tuple[slice, Rows]]] = {}
 
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
@@ -148,10 +148,9 @@ class AttentionLane(_ContextLane):
                 found = weights(q[piece], all_k, asking, scale=layer.scale, window=layer.window,
                                 soft_cap=layer.soft_cap)
                 found = self._ranks.total(found) / (len(q[0]) * self._ranks.size)
-                self._sum += found.square().sum(0) if self._evidence.over_rows == "norm" else found.sum(0)
+                self._sums[index] += found.square().sum(0) if self._evidence.over_rows == "norm" else found.sum(0)
             if part.last:
-                self.scores += self._sum.sqrt() if self._evidence.over_rows == "norm" else self._sum
-                self._sum.zero_()
+                self.scores += self._sums[index].sqrt() if self._evidence.over_rows == "norm" else self._sums[index]
             if index == self._evidence.layers[-1]:
                 return None
         return attend(q, all_k, all_v, rows, scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
