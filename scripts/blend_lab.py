@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,9 @@ class Variant:
         keys, values: what drift moves.
         rows: which tokens are recomputed: those of the most "attention", or "random" ones.
         spread: share of the tokens that are recomputed at even distances, within the ratio.
+        coverage: instead of a ratio, as many tokens as together draw this share of the attention.
+        repair: rows that are recomputed before each token of the answer but the first, from the front on.
+        front: the chunk of the most attention comes first, where it is exact; compared with a full prefill of that.
     """
 
     ratio: float = 0.15
@@ -154,14 +157,19 @@ class Variant:
     values: bool = True
     rows: str = "attention"
     spread: float = 0.0
+    coverage: float = 0.0
+    repair: int = 0
+    front: bool = False
 
+
+DEFAULT = Variant(layers=(0.5, 1.0), norm=False, reach=64, overall=0.5)
 
 VARIANTS = {
     "all rows": Variant(1.0),
     "nothing recomputed": Variant(0.0),
     "no drift, .15": Variant(),
     "no drift, .32": Variant(0.32),
-    "default": Variant(layers=(0.5, 1.0), norm=False, reach=64, overall=0.5),
+    "default": DEFAULT,
     **{f"reach {reach}": Variant(reach=reach) for reach in (16, 32, 64, 128)},
     "overall .3": Variant(reach=64, overall=0.3),
     "overall 3": Variant(reach=64, overall=3),
@@ -176,6 +184,14 @@ VARIANTS = {
     "behind one neighbour, no drift": Variant(behind="1"),
     "behind one neighbour": Variant(reach=32, behind="1"),
     "behind three neighbours": Variant(reach=32, behind="3"),
+    "default, layers at 66-80 %, norm": replace(DEFAULT, layers=(0.66, 0.8), norm=True),
+    "default, layers at 66-80 %": replace(DEFAULT, layers=(0.66, 0.8)),
+    "default, norm": replace(DEFAULT, norm=True),
+    "default, layers at 75-100 %": replace(DEFAULT, layers=(0.75, 1.0)),
+    **{f"default, ratio {ratio}": replace(DEFAULT, ratio=ratio) for ratio in (0.05, 0.08, 0.12, 0.2, 0.25, 0.32, 0.45)},
+    **{f"default, coverage {share}": replace(DEFAULT, coverage=share) for share in (0.5, 0.6, 0.7, 0.8)},
+    **{f"default, repair {rows}": replace(DEFAULT, repair=rows) for rows in (128, 512, 1024)},
+    "default, best chunk first": replace(DEFAULT, front=True),
 }
 
 
@@ -208,6 +224,8 @@ class Lab:
 
     def measure(self, question: Question, variant: Variant) -> dict[str, float]:
         """Rows, KL, top-1 agreement, and KL over the answer."""
+        if variant.front:
+            return self.measure(self._best_first(question, variant), replace(variant, front=False))
         total, start = len(question.ids), len(question.ids) - len(question.query)
         exact_first = variant.behind != "alone"
         context = self._context(question, variant)
@@ -222,13 +240,44 @@ class Lab:
         moved = self._drift(question, variant, chosen, reused) if variant.reach else None
         ids = torch.tensor(question.ids, device=self.model.device)[at]
         _, _, merged = self.model.run(ids, at, context, moved=moved)
-        padded = [(F.pad(k, (0, 0, 0, 0, 0, ANSWER - 1)), F.pad(v, (0, 0, 0, 0, 0, ANSWER - 1))) for k, v in merged]
-        last = torch.arange(total - 1, total - 1 + ANSWER, device=self.model.device)
-        found, _, _ = self.model.run([question.ids[-1], *question.answer[:-1]], last, padded, logits=True)
-        assert found is not None
+        found = self._answered(question, merged, variant.repair, int(reused.nonzero()[0, 0]))
         kl = (question.expected.exp() * (question.expected - found)).sum(-1).clamp_min(0)
         return {"rows": (len(at) + depth * len(question.query)) / total, "KL": float(kl[0]),
                 "KL of 16": float(kl.mean()), "top-1": float(found[0].argmax() == question.expected[0].argmax())}
+
+    def _answered(self, question: Question, kv: KV, repair: int, first: int) -> torch.Tensor:
+        """Log probabilities along the full prefill's answer; with `repair`, of KV that is mended meanwhile."""
+        total = len(question.ids)
+        given = [question.ids[-1], *question.answer[:-1]]
+        if not repair:
+            last = torch.arange(total - 1, total - 1 + ANSWER, device=self.model.device)
+            found, _, _ = self.model.run(given, last, _padded(kv, ANSWER - 1), logits=True)
+            assert found is not None
+            return found
+        ids = torch.tensor(question.ids, device=self.model.device)
+        places = []
+        for step, token in enumerate(given):
+            if step:
+                rows = torch.arange(first, min(total, first + repair), device=self.model.device)
+                first += len(rows)
+                _, _, mended = self.model.run(ids[rows], rows, [(k[:total], v[:total]) for k, v in kv])
+                kv = [(torch.cat([k, old_k[total:]]), torch.cat([v, old_v[total:]]))
+                      for (k, v), (old_k, old_v) in zip(mended, kv, strict=True)]
+                kv = _padded(kv, 1)
+            at = torch.tensor([total - 1 + step], device=self.model.device)
+            logprobs, _, kv = self.model.run([token], at, kv, logits=True)
+            assert logprobs is not None
+            places.append(logprobs[0])
+        return torch.stack(places)
+
+    def _best_first(self, question: Question, variant: Variant) -> Question:
+        """The question with its chunks in another order, and what a full prefill makes of that."""
+        scores, _ = self._scores(question, self._context(question, variant), variant)
+        best = max(range(len(question.chunks)), key=lambda n: float(scores[slice(*question.spans[n])].sum()))
+        others = [chunk for number, chunk in enumerate(question.chunks) if number != best]
+        moved = Question(question.prefix, [question.chunks[best], *others], question.query)
+        self.prepare(moved)
+        return moved
 
     def _context(self, question: Question, variant: Variant) -> KV:
         entries = []
@@ -267,6 +316,9 @@ class Lab:
         if variant.spread:
             chosen[reused.nonzero()[:: round(1 / variant.spread), 0]] = True
         count = round(variant.ratio * int(reused.sum())) - int(chosen.sum())
+        if variant.coverage:
+            ranked = scores[reused].sort(descending=True).values.cumsum(0)
+            count = int((ranked < variant.coverage * ranked[-1]).sum()) + 1
         chosen[scores.masked_fill(~reused | chosen, float("-inf")).topk(count).indices] = True
         return chosen
 
@@ -290,6 +342,11 @@ class Lab:
             return all_k, all_v
 
         return moved
+
+
+def _padded(kv: KV, tokens: int) -> KV:
+    """With room for more tokens behind."""
+    return [(F.pad(k, (0, 0, 0, 0, 0, tokens)), F.pad(v, (0, 0, 0, 0, 0, tokens))) for k, v in kv]
 
 
 def read(folder: Path, data: Path, limit: int) -> tuple[list[Question], int]:

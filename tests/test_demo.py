@@ -19,7 +19,7 @@ from blendrag.cli.index import run_index
 from blendrag.config import BlendConfig
 from blendrag.demo import DemoSettings, run_demo
 from blendrag.demo.corpus import ask_about
-from blendrag.demo.prompts import build_prompt, cut_elsewhere
+from blendrag.demo.prompts import build_prompt, scrambled
 from blendrag.documents import DocumentChunk
 from blendrag.documents.retrieve import Retriever
 from blendrag.prompt import Chunk
@@ -103,14 +103,16 @@ def test_prompts_keep_the_chunks(smollm2: Path) -> None:
     assert build_prompt(tokenizer, "Why?", [Chunk("One.")]).text.endswith("One.\n\nQuestion: Why?\nAnswer:")
 
 
-def test_cutting_elsewhere_changes_every_chunk_and_no_text(smollm2: Path) -> None:
+def test_scrambling_leaves_no_part_of_a_chunk_where_it_was(smollm2: Path) -> None:
     from transformers import AutoTokenizer
 
-    chunks = [Chunk("One."), Chunk("Two."), Chunk("Three.")]
+    chunks = [Chunk("One is here.\n\nTwo, there."), Chunk("灯台は一八四七年に建てられた。" * 20)]
     prompt = build_prompt(AutoTokenizer.from_pretrained(smollm2), "Why?", chunks)
-    other = cut_elsewhere(prompt)
-    assert other.text == prompt.text
-    assert other.chunks == ["One.\n", "Two.\n", "Three.\n"]
+    other = scrambled(prompt)
+    assert other.chunks == ["there. Two, here.\n\nis One", chunks[1].text[::-1]]
+    assert [part for part in other.parts if isinstance(part, str)] == [
+        part for part in prompt.parts if isinstance(part, str)]
+    assert other.add_special_tokens == prompt.add_special_tokens
 
 
 def test_questions_come_from_headings_else_from_documents() -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blendrag.demo.prompts import build_prompt, cut_elsewhere
+from blendrag.demo.prompts import build_prompt, scrambled
 from blendrag.documents import DocumentChunk
+from blendrag.errors import BlendError
 from blendrag.evaluate.metrics import Distribution, divergence
 
 if TYPE_CHECKING:
@@ -64,13 +65,15 @@ def measure(engine: BlendEngine, question: str, chunks: Sequence[DocumentChunk],
     answer and the distribution come from untimed requests that share the last timed one's salt.
     """
     prompt = build_prompt(engine.tokenizer, question, chunks)
-    unknown = cut_elsewhere(prompt)
+    unknown = scrambled(prompt)
     full, cold, warm = [], [], []
     for _ in range(REPEATS):
         salt = uuid.uuid4().hex
         full.append(_ask(engine, prompt, salt, blend=False))
         cold.append(_ask(engine, unknown, salt + "-cold"))
         warm.append(_ask(engine, prompt, salt + "-warm"))
+    if any(output.stats.reused_tokens for output in cold):
+        raise BlendError("stored KV was found for a prompt that should have none: report it, with the document")
     # The penalty, the same for both, keeps the small model from repeating itself; the first token does not feel it.
     answer: dict[str, Any] = {"max_tokens": answer_tokens, "frequency_penalty": 0.5}
     answer_full = _ask(engine, prompt, salt, blend=False, **answer).text

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from blendrag.evaluate.prompts import as_chat
 from blendrag.prompt import BlendPrompt, Chunk, mark_chunks
+
+_SPACE = re.compile(r"(\s+)")
+_LONGEST_WORD = 100
 
 
 def build_prompt(tokenizer: Any, question: str, chunks: Sequence[Chunk]) -> BlendPrompt:
@@ -20,10 +23,15 @@ def build_prompt(tokenizer: Any, question: str, chunks: Sequence[Chunk]) -> Blen
     return as_chat(tokenizer, request, "\nAnswer:")
 
 
-def cut_elsewhere(prompt: BlendPrompt) -> BlendPrompt:
-    """The same text with every chunk one character longer: chunks of which none is stored."""
-    parts = list(prompt.parts)
-    for number, (part, following) in enumerate(pairwise(prompt.parts)):
-        if isinstance(part, Chunk) and isinstance(following, str):
-            parts[number], parts[number + 1] = Chunk(part.text + following[0]), following[1:]
+def scrambled(prompt: BlendPrompt) -> BlendPrompt:
+    """The same words in another order within each chunk: chunks of which not even a part is stored."""
+    parts = [Chunk(_backwards(part.text)) if isinstance(part, Chunk) else part for part in prompt.parts]
     return BlendPrompt(*parts, add_special_tokens=prompt.add_special_tokens)
+
+
+def _backwards(text: str) -> str:
+    pieces = _SPACE.split(text)  # words, and what is between them, in turns
+    if sum(len(piece) for piece in pieces if len(piece) > _LONGEST_WORD) > len(text) / 2:  # a script without spaces
+        return text[::-1]
+    pieces[::2] = pieces[::2][::-1]
+    return "".join(pieces)

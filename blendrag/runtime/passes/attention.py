@@ -56,6 +56,14 @@ def weights(q: torch.Tensor, k: torch.Tensor, rows: Rows, *, scale: float, windo
     return scores(q, k, seen, scale=scale, soft_cap=soft_cap).sum(0)
 
 
+def attend_and_weigh(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, scale: float, window: int = 0,
+                     soft_cap: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `attend` and `weights` return, of few rows on the CPU: with the weights at hand, the rest is one product."""
+    seen = rows.visible(rows.positions, 0, rows.keys, window)
+    found = scores(q, k, seen, scale=scale, soft_cap=soft_cap)
+    return weighted(found, v).to(q.dtype), found.sum(0)
+
+
 def scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, *, scale: float,
            soft_cap: float = 0.0) -> torch.Tensor:
     """Softmax weights [heads, rows, keys], float32.  Mask: bool [rows, keys], True = seen."""

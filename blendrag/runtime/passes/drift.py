@@ -10,7 +10,9 @@ the probes are the tokens that the policy chose.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,6 +41,9 @@ class _Weights:
         stale_at: `(block, slot)` of each, int64 [stale] both.
         local: [blocks, stale slots, probe slots], weights of the probes.
         overall: [blocks, stale slots, 1], weight of the average over all probes; the weights of a token add up to 1.
+        shares: `overall` of each stale token, [stale, 1]; on the CPU.
+        pieces: for each block that has both, which of `stale` and which of `probes` are in it, and their part of
+            `local`; on the CPU, where products of just these sizes are quicker than one of all blocks.
     """
 
     probes: torch.Tensor
@@ -47,6 +52,8 @@ class _Weights:
     stale_at: tuple[torch.Tensor, torch.Tensor]
     local: torch.Tensor
     overall: torch.Tensor
+    shares: torch.Tensor | None = None
+    pieces: Sequence[tuple[slice, slice, torch.Tensor]] = ()
 
 
 class Drift:
@@ -92,14 +99,14 @@ class Drift:
         # Changes are compared without rotation: the same change looks different at every position.
         change_k = _turned(rotation, k[weights.probes] - all_k[at], self._angle(rotation, at, back=True))
         change = torch.cat([change_k, v[weights.probes] - all_v[at]], -1)
-        blocks, _, slots = weights.local.shape
-        padded = change.new_zeros(blocks, slots, change[0].numel())
-        padded[weights.probe_at] = change.flatten(1)
-        average = change.flatten(1).float().mean(0).to(change.dtype)
-        moved = torch.baddbmm(weights.overall * average, weights.local, padded)[weights.stale_at]
+        flat = change.flatten(1)
+        assert weights.shares is not None
+        moved = weights.shares * flat.float().mean(0).to(flat.dtype)
+        for stale, probes, local in weights.pieces:
+            moved[stale].addmm_(local, flat[probes])
         moved_k, moved_v = torch.split(moved.view(-1, *change.shape[1:]), k.shape[-1], -1)
-        all_k[weights.stale] += _turned(rotation, moved_k, self._angle(rotation, weights.stale, back=False))
-        all_v[weights.stale] += moved_v
+        all_k.index_add_(0, weights.stale, _turned(rotation, moved_k, self._angle(rotation, weights.stale, back=False)))
+        all_v.index_add_(0, weights.stale, moved_v)
 
     def _kernels_of(self, positions: torch.Tensor, weights: _Weights) -> DriftKernels:
         if len(positions) not in self._kernels:
@@ -128,7 +135,20 @@ class Drift:
         local = distance.div_(-self._reach).exp_()  # 0 where either is a filler: infinitely far away
         local.nan_to_num_(0.0)
         total = local.sum(2, keepdim=True) + _OVERALL
-        return _Weights(probes, probe_at, stale, stale_at, (local / total).to(dtype), (_OVERALL / total).to(dtype))
+        local, overall = (local / total).to(dtype), (_OVERALL / total).to(dtype)
+        if local.is_cuda:
+            return _Weights(probes, probe_at, stale, stale_at, local, overall)
+        pieces = []
+        for block, (some_stale, some_probes) in enumerate(zip(self._cut(stale_at), self._cut(probe_at), strict=True)):
+            rows, columns = some_stale.stop - some_stale.start, some_probes.stop - some_probes.start
+            if rows and columns:
+                pieces.append((some_stale, some_probes, local[block, :rows, :columns]))
+        return _Weights(probes, probe_at, stale, stale_at, local, overall, overall[stale_at], pieces)
+
+    def _cut(self, at: tuple[torch.Tensor, torch.Tensor]) -> list[slice]:
+        """Which of some tokens, in order of their positions, are in each block."""
+        ends = torch.bincount(at[0], minlength=self._blocks).cumsum(0).tolist()
+        return [slice(start, end) for start, end in pairwise([0, *ends])]
 
     def _slots(self, at: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         """`(block, slot)` of each position, and float32 [blocks, slots] with the position in each slot."""

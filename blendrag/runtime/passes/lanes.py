@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from blendrag.policies import Attention, Deviation
 from blendrag.runtime.model.blend_model import BlendModel, Layer
-from blendrag.runtime.passes.attention import attend, weights
+from blendrag.runtime.passes.attention import attend, attend_and_weigh, weights
 from blendrag.runtime.passes.context import Context
 from blendrag.runtime.passes.drift import Drift
 from blendrag.runtime.passes.forward import Lane, Part
@@ -135,7 +137,7 @@ class AttentionLane(_ContextLane):
         self._ranks = ranks
         self.depth = evidence.layers[-1] + 1
         self.scores = torch.zeros(context.tokens, device=context.model.device)
-        self._sum = torch.zeros_like(self.scores)
+        self._sums = {index: torch.zeros_like(self.scores) for index in evidence.layers}
         self._asking: dict[int, list[tuple[slice, Rows]]] = {}
 
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
@@ -143,18 +145,21 @@ class AttentionLane(_ContextLane):
         positions = self.positions[part.rows]
         all_k, all_v = self.context.merged(index, part, positions, k, v)
         rows = self.rows(part)
+        settings: Any = {"scale": layer.scale, "window": layer.window, "soft_cap": layer.soft_cap}
+        out: torch.Tensor | None = None
         if index in self._evidence.layers:
             for piece, asking in self._questions(part):
-                found = weights(q[piece], all_k, asking, scale=layer.scale, window=layer.window,
-                                soft_cap=layer.soft_cap)
+                if piece == slice(0, len(q)) and not q.is_cuda:
+                    out, found = attend_and_weigh(q, all_k, all_v, asking, **settings)
+                else:
+                    found = weights(q[piece], all_k, asking, **settings)
                 found = self._ranks.total(found) / (len(q[0]) * self._ranks.size)
-                self._sum += found.square().sum(0) if self._evidence.over_rows == "norm" else found.sum(0)
+                self._sums[index] += found.square().sum(0) if self._evidence.over_rows == "norm" else found.sum(0)
             if part.last:
-                self.scores += self._sum.sqrt() if self._evidence.over_rows == "norm" else self._sum
-                self._sum.zero_()
+                self.scores += self._sums[index].sqrt() if self._evidence.over_rows == "norm" else self._sums[index]
             if index == self._evidence.layers[-1]:
                 return None
-        return attend(q, all_k, all_v, rows, scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
+        return attend(q, all_k, all_v, rows, **settings) if out is None else out
 
     def _questions(self, part: Part) -> list[tuple[slice, Rows]]:
         """Those of the part's rows that belong to the question, in pieces whose weights fit into memory."""

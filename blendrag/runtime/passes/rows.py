@@ -63,7 +63,8 @@ class Rows:
     def _cut(self) -> list[Index]:
         total = len(self.positions)
         if self.sparsity is None:
-            return [slice(at, min(at + _TILE, total)) for at in range(0, total, _TILE)]
+            tile = -(-total // max(1, round(total / _TILE)))  # none much smaller than the others
+            return [slice(at, min(at + tile, total)) for at in range(0, total, tile or 1)]
         order, sparse = self.sparsity.order(self.positions)
         tiles = *torch.split(order[:sparse], _SPARSE_TILE), *torch.split(order[sparse:], _TILE)
         return [tile for tile in tiles if len(tile)]

@@ -113,13 +113,14 @@ async def test_async_answers_alike_with_callbacks_of_both_kinds(generator: Blend
 
 
 async def test_cancelled_work_stops_in_the_engine(generator: BlendChatGenerator, engine: BlendEngine) -> None:
-    begun = asyncio.Event()
+    begun = asyncio.get_running_loop().create_future()
 
     async def listen(chunk: StreamingChunk) -> None:
-        begun.set()
+        if not begun.done():
+            begun.set_result(chunk)
 
     task = asyncio.ensure_future(generator.run_async(MESSAGES, listen, generation_kwargs=LONG))
-    await begun.wait()
+    await asyncio.wait({begun, task}, return_when=asyncio.FIRST_COMPLETED)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
