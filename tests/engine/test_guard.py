@@ -117,7 +117,7 @@ def test_an_audit_finds_what_the_answers_show(engine: BlendEngine) -> None:
         p, q = (np.array([output.outputs[0].logprobs[0][token].logprob for token in range(VOCABULARY)])
                 for output in (full, blended))
         found = quality(engine, ("query(ratio=0.21)", "none", "cacheblend")[number])
-        assert found.kl == pytest.approx(min(float(np.sum(np.exp(p) * (p - q))), 10 * MAX_KL), rel=1e-3, abs=1e-4)
+        assert found.kl == pytest.approx(min(float(np.sum(np.exp(p) * (p - q))), 10 * MAX_KL), rel=5e-3, abs=1e-4)
         kls.append(found.kl)
         assert found.top1 == float(p.argmax() == q.argmax())
     assert max(kls) > 0.01

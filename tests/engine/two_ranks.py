@@ -24,7 +24,9 @@ POLICIES = ("plain", "full", "none", "query", "cacheblend")
 
 def ask(model: Path, ranks: int) -> dict[str, Any]:
     """First-token log-probabilities and statistics of some prompts by policy, and what is stored afterwards."""
-    engine_args: dict[str, Any] = {"disable_custom_all_reduce": True} if torch.cuda.is_available() else {}
+    engine_args: dict[str, Any] = {}
+    if torch.cuda.is_available():  # of GPUs that may have other work, too
+        engine_args = {"disable_custom_all_reduce": True, "gpu_memory_utilization": 0.1}
     config = BlendConfig(populate="on_miss", quality_guard={"share": 1.0, "max_kl": 100.0})
     with BlendEngine(str(model), config=config, dtype="float32", enforce_eager=True,
                      max_model_len=1024, max_logprobs=-1, kv_cache_memory_bytes=2**26, tensor_parallel_size=ranks,

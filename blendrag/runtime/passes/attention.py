@@ -36,7 +36,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, *, sca
     out = torch.empty_like(q)
     for at, seen, mask in rows.masks(window, q.dtype):
         if soft_cap:
-            out[at] = weighted(scores(q[at], k[seen], mask == 0, scale=scale, soft_cap=soft_cap), v[seen]).to(q.dtype)
+            out[at] = weighted(scores(q[at], k[seen], mask == 0, scale=scale, soft_cap=soft_cap), v[seen])
         else:
             tile = scaled_dot_product_attention(
                 q[at].transpose(0, 1)[None], k[seen].transpose(0, 1)[None], v[seen].transpose(0, 1)[None],
@@ -61,21 +61,23 @@ def attend_and_weigh(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Ro
     """What `attend` and `weights` return, of few rows on the CPU: with the weights at hand, the rest is one product."""
     seen = rows.visible(rows.positions, 0, rows.keys, window)
     found = scores(q, k, seen, scale=scale, soft_cap=soft_cap)
-    return weighted(found, v).to(q.dtype), found.sum(0)
+    return weighted(found, v), found.sum(0)
 
 
-def scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, *, scale: float,
+def scores(q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor, *, scale: float,
            soft_cap: float = 0.0) -> torch.Tensor:
-    """Softmax weights [heads, rows, keys], float32.  Mask: bool [rows, keys], True = seen."""
-    heads, kv_heads = q.shape[1], k.shape[1]
-    grouped = q.float().reshape(q.shape[0], kv_heads, heads // kv_heads, -1)
-    logits = torch.einsum("qgmd,kgd->gmqk", grouped, k.float()).flatten(0, 1) * scale
+    """Softmax weights [heads, rows, keys], float32.  `seen`: bool [rows, keys], which keys a row sees."""
+    grouped = (q.float() * scale).unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3).flatten(1, 2)
+    logits = torch.bmm(grouped, k.permute(1, 2, 0).float()).view(-1, *seen.shape)
     if soft_cap:
         logits = torch.tanh(logits / soft_cap) * soft_cap
-    return logits.masked_fill(~mask, float("-inf")).softmax(-1)
+    # Adding is several times quicker than filling with a mask that is the same for all heads.
+    logits += torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
+    return logits.softmax(-1)
 
 
 def weighted(weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """What `scores`' weights make of v [keys, kv heads, head size]: [rows, heads, head size], float32."""
-    grouped = weights.view(v.shape[1], -1, *weights.shape[1:])
-    return torch.einsum("gmqk,kgd->qgmd", grouped, v.float()).flatten(1, 2)
+    """What `scores`' weights make of v [keys, kv heads, head size]: [rows, heads, head size], in v's dtype."""
+    grouped = weights.view(v.shape[1], -1, weights.shape[-1]).to(v.dtype)
+    out = torch.bmm(grouped, v.transpose(0, 1))
+    return out.view(*weights.shape[:2], -1).transpose(0, 1)
