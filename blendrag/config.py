@@ -132,10 +132,6 @@ class BlendConfig(BaseSettings):
         """Whether requests that name no policy get that of the model's profile, where it has one."""
         return self.profile and not _POLICY.intersection(self.model_fields_set)
 
-    def to_json(self) -> dict[str, Any]:
-        """For another process, which makes the same settings of it."""
-        return self.model_dump(mode="json")
-
     def make_policy(self, **overrides: Any) -> Policy:
         """The policy these settings describe.
 

@@ -74,7 +74,7 @@ def test_settings_survive_the_way_to_the_connector_as_json():
     config = BlendConfig(policy="query", ratio=0.3, policy_settings={"layers": (0.2, 0.8)}, delimiter=" # # ",
                          store_path="/tmp/chunks", ram_bytes="1GiB", disk_bytes="2GiB", gpu_bytes="3GiB",
                          namespace="a", keep_delimiter=True)
-    again = BlendConfig(**json.loads(json.dumps(config.to_json())))
+    again = BlendConfig(**json.loads(json.dumps(config.model_dump(mode="json"))))
     assert again.make_policy() == config.make_policy() == Query(ratio=0.3, layers=(0.2, 0.8))
     assert again.model_dump(exclude={"policy_settings"}) == config.model_dump(exclude={"policy_settings"})
 

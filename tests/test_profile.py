@@ -59,7 +59,7 @@ def test_a_store_beside_its_profiles_opens_again(tmp_path: Path) -> None:
 def test_what_is_set_wins_even_where_it_is_the_default(settings: dict[str, Any], tmp_path: Path) -> None:
     profile().save(tmp_path)
     config = BlendConfig(store_path=tmp_path, **settings)
-    for known in (config, BlendConfig(**json.loads(json.dumps(config.to_json())))):
+    for known in (config, BlendConfig(**json.loads(json.dumps(config.model_dump(mode="json"))))):
         assert default_policy(known, FINGERPRINT) == (config.make_policy(), False)
 
 
@@ -72,7 +72,7 @@ def test_a_variable_that_is_set_wins_too(tmp_path: Path, monkeypatch: pytest.Mon
 def test_another_process_knows_that_nothing_was_set(tmp_path: Path) -> None:
     profile().save(tmp_path)
     config = BlendConfig(store_path=tmp_path)
-    for dump in (config.to_json(), config.model_dump(mode="json"), json.loads(config.model_dump_json())):
+    for dump in (config.model_dump(mode="json"), json.loads(config.model_dump_json())):
         assert BlendConfig(**dump).uses_profile
     [transfer] = [json.loads(word) for word in arguments("m", config) if word.startswith("{")]
     assert BlendConfig(**transfer["kv_connector_extra_config"]).uses_profile

@@ -112,6 +112,11 @@ def test_a_path_that_is_a_file(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_path_where_no_folder_can_be_made():
+    with pytest.raises(StoreError, match="the store /proc/nope cannot be made there: set another store_path"):
+        ChunkStore(Path("/proc/nope"))
+
+
 def test_a_manifest_that_is_no_database(tmp_path):
     (tmp_path / "manifest.sqlite3").write_text("not a database, but long enough to be looked at" * 100)
     with pytest.raises(StoreError, match="that is not a database: delete the folder, or set another"):

@@ -41,4 +41,4 @@ def lend_engine(engine: BlendEngine) -> None:
 
 
 def _key(model: str, config: BlendConfig, engine_args: Mapping[str, Any]) -> str:
-    return json.dumps([model, config.to_json(), dict(engine_args)], sort_keys=True, default=repr)
+    return json.dumps([model, config.model_dump(mode="json"), dict(engine_args)], sort_keys=True, default=repr)

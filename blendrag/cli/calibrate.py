@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from blendrag.cli.environment import prepare
-from blendrag.cli.files import check_writable, write
 from blendrag.errors import ConfigError
+from blendrag.files import check_writable, write
 
 if TYPE_CHECKING:
     from blendrag.calibrate import Calibration, Target

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from blendrag.cli.environment import prepare
-from blendrag.cli.files import check_writable, write
 from blendrag.errors import BlendError, ConfigError
+from blendrag.files import check_writable, write
 
 if TYPE_CHECKING:
     from blendrag.config import BlendConfig

@@ -20,7 +20,7 @@ from blendrag.demo.report import show_question, show_summary
 from blendrag.documents import DocumentChunk, read_folder, split
 from blendrag.documents.retrieve import Retriever
 from blendrag.engine import BlendEngine
-from blendrag.errors import BlendError
+from blendrag.files import check_writable, write
 from blendrag.models import engine_arguments, fetch, resolve
 from blendrag.terminal import document_warnings, progress_bar
 
@@ -50,7 +50,7 @@ def run_demo(settings: DemoSettings, console: Console) -> list[Measurement]:
         BlendError: nothing to read, a model that cannot be loaded, a file that cannot be written.
     """
     if settings.json_file:
-        _write(settings.json_file, [])  # find out now, not minutes later
+        check_writable(settings.json_file)
     with document_warnings(console):
         sources = own_documentation() if settings.docs is None else read_folder(settings.docs)
     store = settings.store.expanduser()
@@ -72,7 +72,8 @@ def run_demo(settings: DemoSettings, console: Console) -> list[Measurement]:
         results = _ask_all(engine, retriever, _questions(settings, chunks), settings, console)
     show_summary(console, results)
     if settings.json_file:
-        _write(settings.json_file, [result.to_dict() for result in results])
+        found = json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False)
+        write(settings.json_file, found + "\n")
     return results
 
 
@@ -122,10 +123,3 @@ def _pick(engine: BlendEngine, question: str, ranked: Sequence[DocumentChunk],
 
 def _length(engine: BlendEngine, question: str, chunks: Sequence[DocumentChunk]) -> int:
     return len(engine.tokens(build_prompt(engine.tokenizer, question, chunks)).ids)
-
-
-def _write(path: Path, results: list[dict[str, Any]]) -> None:
-    try:
-        path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    except OSError as error:
-        raise BlendError(f"{path} cannot be written ({error.strerror}): name another file with --json") from error

@@ -31,7 +31,7 @@ def arguments(model: str, config: BlendConfig, options: Sequence[str] = (), **en
         if any(option == name or option.startswith(f"{name}.") for option in given):
             raise ConfigError(f"{name} is set by blendrag serve: leave it out for the options of blendrag, or start "
                               "`vllm serve` yourself, as blendrag's README says")
-    connector = CONNECTOR | {"kv_connector_extra_config": config.to_json()}
+    connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
     ours = ["--kv-transfer-config", json.dumps(connector), "--worker-cls", WORKER, "--middleware", MIDDLEWARE,
             "--enable-prompt-tokens-details"]
     names = [option.removeprefix("--").replace("-", "_") for option in given]

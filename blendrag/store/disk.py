@@ -20,7 +20,7 @@ from blendrag.errors import StoreError
 from blendrag.store.entry import KVEntry, dtype_name
 from blendrag.store.files import alone_in, folder_of, remove_if_abandoned, scan, sync_folder, unfinished
 from blendrag.store.manifest import Manifest
-from blendrag.store.problems import explained
+from blendrag.store.problems import explained, make_folder
 from blendrag.store.ram import Owner
 from blendrag.store.rows import Row, Tokens
 from blendrag.store.tensorfile import read_entry, write_entry
@@ -46,8 +46,8 @@ class DiskTier:
         self.budget = budget
         self.damaged = self.evicted = 0
         self._counting = threading.Lock()
+        make_folder(path)
         with explained(path):
-            path.mkdir(parents=True, exist_ok=True)
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "the folder is read-only")
             with alone_in(path):

@@ -49,6 +49,16 @@ def explain(error: OSError | sqlite3.Error, path: Path) -> StoreError:
     return StoreError(f"the store {path} {known or f'failed ({error}): check the disk, or {_ANOTHER}'}")
 
 
+def make_folder(path: Path) -> None:
+    """Makes the store's folder unless it is there; StoreError where that is impossible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # as /proc says
+        raise StoreError(f"the store {path} cannot be made there: {_ANOTHER}") from error
+    except OSError as error:
+        raise explain(error, path) from error
+
+
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turns system and database errors into `StoreError`s about the store at `path`."""

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from blendrag import AsyncBlendEngine, BlendConfig, BlendEngine, BlendOutput, BlendPrompt, Chunk, SamplingParams
 from blendrag.errors import ConfigError, EngineClosedError, ModelError, PromptError, StoreError
+from blendrag.runtime.compat import output_handler
 from tests.engine.test_process import without_weights
 from tests.engine.test_reuse import fresh, prompt
 from tests.engine.texts import PASSAGES, QUESTION, SYSTEM
@@ -211,7 +212,9 @@ async def test_closing_ends_what_runs(running: AsyncBlendEngine) -> None:
     encoding = asyncio.create_task(running.encode([fresh() * 4]))
     late = asyncio.create_task(running.complete("x", LONG))
     await asyncio.sleep(0)
+    receiving = output_handler((await running._start())[0]._llm)
     await asyncio.wait_for(asyncio.gather(running.close(), running.close()), 60)
+    assert receiving.cancelled()  # what vLLM takes for the engine's death, it logs
     for ended in await asyncio.wait_for(asyncio.gather(*requests, encoding, late, return_exceptions=True), 10):
         assert isinstance(ended, EngineClosedError)
     assert running.closed

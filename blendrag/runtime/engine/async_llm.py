@@ -30,7 +30,8 @@ class EngineProcess:
         self._note = note
         self._closing = False
         self._ended = asyncio.get_running_loop().create_future()
-        output_handler(llm).add_done_callback(lambda _: self._end())
+        self._receiving = output_handler(llm)
+        self._receiving.add_done_callback(lambda _: self._end())
 
     async def outputs(self, request_id: str, prompt: Any, params: Any,
                       lora_request: Any) -> AsyncGenerator[Any, None]:
@@ -90,6 +91,8 @@ class EngineProcess:
         self._closing = True
         self._end()
         end_requests(self._llm)
+        self._receiving.cancel()  # before vLLM's shutdown, which it would take for the engine's death, and log
+        await asyncio.wait({self._receiving})
         await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
         end_requests(self._llm)  # of those that were being handed in
         self._note.remove()

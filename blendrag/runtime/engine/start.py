@@ -98,7 +98,7 @@ def _configure(kind: Any, model: str, config: BlendConfig, engine_args: dict[str
     """`VllmConfig`, and the engine arguments of this kind that it was made of."""
     from blendrag.runtime.model.blend_model import refuse_by_config
 
-    connector = CONNECTOR | {"kv_connector_extra_config": config.to_json()}
+    connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
     args = kind(model=model, worker_cls=WORKER, kv_transfer_config=connector, **moderate_memory(engine_args),
                 **engine_args)
     vllm_config = args.create_engine_config()

@@ -67,7 +67,7 @@ def attend_and_weigh(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Ro
 def scores(q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor, *, scale: float,
            soft_cap: float = 0.0) -> torch.Tensor:
     """Softmax weights [heads, rows, keys], float32.  `seen`: bool [rows, keys], which keys a row sees."""
-    grouped = (q.float() * scale).unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3).flatten(1, 2)
+    grouped = (q.float() * scale).reshape(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3).flatten(1, 2)
     logits = torch.bmm(grouped, k.permute(1, 2, 0).float()).view(-1, *seen.shape)
     if soft_cap:
         logits = torch.tanh(logits / soft_cap) * soft_cap
