@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from blendrag import BlendConfig
 from blendrag.cli import app
 from blendrag.cli import eval as command
-from blendrag.evaluate import engine_arguments
+from blendrag.evaluate import engine_arguments, shuffled
 from blendrag.evaluate.ask import TOP_TOKENS
 from blendrag.runtime.engine.options import engine_options
 
@@ -45,6 +45,10 @@ def test_what_a_user_types_becomes_what_is_measured(told: dict[str, Any], tmp_pa
     assert (told["model"], told["dataset"], len(told["questions"])) == ("m", DATA, 2)
     assert told["engine"] == {"max_model_len": 4096}
     assert figures.read_text() == "of another time", "until there is something better"
+    listed = told["questions"]
+    assert CliRunner().invoke(app, ["eval", "m", *typed, "--shuffle", "7"]).exit_code == 0
+    assert told["questions"] == shuffled(listed, 7)
+    assert told["dataset"] == f"{DATA}, shuffled with seed 7"
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

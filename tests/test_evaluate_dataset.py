@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blendrag.errors import DatasetError
-from blendrag.evaluate import Question, load_questions
+from blendrag.evaluate import Question, load_questions, shuffled
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = {"title": "Eller", "text": "The Eller rises on Grey Moor."}
@@ -101,3 +101,14 @@ def test_the_data_sets_are_what_their_script_makes(tmp_path: Path) -> None:
     made["main"]()
     for path in (ROOT / "examples/data").glob("*.json"):
         assert (tmp_path / path.name).read_text("utf-8") == path.read_text("utf-8")
+
+
+def test_shuffled_documents_are_the_same_ones_in_an_order_of_the_seeds() -> None:
+    questions = [Question(f"Question {n}?", tuple(f"{n} {letter}" for letter in "abcdefgh"), line=n) for n in range(4)]
+    again = shuffled(questions, 1)
+    assert again == shuffled(questions, 1) != shuffled(questions, 2)
+    assert again[:2] == shuffled(questions[:2], 1)
+    for before, after in zip(questions, again, strict=True):
+        assert before.chunks != after.chunks
+        assert sorted(after.chunks) == list(before.chunks)
+        assert (after.text, after.line) == (before.text, before.line)

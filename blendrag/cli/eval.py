@@ -37,6 +37,8 @@ def evaluate(
         min=0, max=1, show_default="the policy's", help="Share of the reused tokens to recompute; repeat it for more. "
         "default keeps its own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Ask the first so many questions only.")] = None,
+    shuffle: Annotated[int | None, typer.Option(
+        metavar="SEED", help="Put the documents of each question into another order, drawn with this seed.")] = None,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 32,
     settings: Annotated[Path | None, typer.Option(
         help="A YAML file of BlendConfig's settings, as `blendrag serve` takes it.")] = None,
@@ -50,16 +52,18 @@ def evaluate(
         raise ConfigError("name the model first: blendrag eval MODEL --data FILE.json")
     suited = prepare(verbose)
     from blendrag.config import BlendConfig
-    from blendrag.evaluate import load_questions, settings_of
+    from blendrag.evaluate import load_questions, settings_of, shuffled
     from blendrag.runtime.engine.options import engine_options
 
     config = BlendConfig.from_yaml(settings) if settings else BlendConfig()
     chosen = settings_of(policies, ratio or [], config)
-    questions = load_questions(data, limit)
+    questions, dataset = load_questions(data, limit), str(data)
+    if shuffle is not None:
+        questions, dataset = shuffled(questions, shuffle), f"{data}, shuffled with seed {shuffle}"
     for file in filter(None, (json_file, html_file)):
         check_writable(file)
     engine_args = suited | engine_options(context.args)
-    found = run_eval(model, str(data), questions, chosen, config, answer_tokens, json_file, html_file, Console(),
+    found = run_eval(model, dataset, questions, chosen, config, answer_tokens, json_file, html_file, Console(),
                      engine_args)
     if found.interrupted or found.failures:
         raise typer.Exit(_INTERRUPTED if found.interrupted else 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from blendrag.errors import DatasetError
@@ -58,6 +59,16 @@ def load_questions(path: Path, limit: int | None = None) -> list[Question]:
     if not questions:
         raise DatasetError(f"{path} holds no questions: give it a JSON list of entries, or one entry a line")
     return questions
+
+
+def shuffled(questions: Sequence[Question], seed: int) -> list[Question]:
+    """The same questions, the documents of each in another order, as the next retrieval may return them."""
+    random, found = Random(seed), []
+    for question in questions:
+        chunks = list(question.chunks)
+        random.shuffle(chunks)
+        found.append(replace(question, chunks=tuple(chunks)))
+    return found
 
 
 def _listed(text: str, path: Path) -> Iterator[tuple[int, Any]]:
