@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from blendrag.runtime.model.rotation import NoRotation, Rotation
+from blendrag.runtime.passes.triton_rotation import pairs, table_of
 
 _BLOCK_ROWS = 16
 
@@ -35,14 +36,8 @@ def _changes_kernel(k_ptr, v_ptr, all_k_ptr, all_v_ptr, row_ptr, at_ptr, slot_pt
     fresh = k_ptr + row[:, None] * k_row + head * size
     stored = all_k_ptr + at[:, None] * all_row + head * size
     if half > 0:
-        pair = tl.arange(0, padded_half)
+        pair, first, second = pairs(half, padded_half, neox)
         pair_ok = ok[:, None] & (pair < half)[None, :]
-        if neox:
-            first = pair
-            second = pair + half
-        else:
-            first = 2 * pair
-            second = 2 * pair + 1
         x = (tl.load(fresh + first[None, :], mask=pair_ok, other=0.0).to(tl.float32)
              - tl.load(stored + first[None, :], mask=pair_ok, other=0.0).to(tl.float32))
         y = (tl.load(fresh + second[None, :], mask=pair_ok, other=0.0).to(tl.float32)
@@ -80,15 +75,9 @@ def _move_kernel(moved_ptr, average_ptr, overall_ptr, all_k_ptr, all_v_ptr, at_p
     tl.store(v, (tl.load(v, mask=all_ok, other=0.0).to(tl.float32) + change_v).to(element), mask=all_ok)
     k = all_k_ptr + at[:, None] * all_row + head * size
     if half > 0:
-        pair = tl.arange(0, padded_half)
+        pair, first, second = pairs(half, padded_half, neox)
         pair_in = pair < half
         pair_ok = ok[:, None] & pair_in[None, :]
-        if neox:
-            first = pair
-            second = pair + half
-        else:
-            first = 2 * pair
-            second = 2 * pair + 1
         x = (tl.load(moved + first[None, :], mask=pair_ok, other=0.0).to(tl.float32)
              + share * tl.load(average + first, mask=pair_in, other=0.0).to(tl.float32)[None, :])
         y = (tl.load(moved + second[None, :], mask=pair_ok, other=0.0).to(tl.float32)
@@ -138,17 +127,12 @@ class DriftKernels:
         blocks, _, probe_slots = self._local.shape
         if self._changes is None:  # slots without a probe stay 0
             self._changes = self._local.new_zeros(blocks, probe_slots, heads * 2 * size)
-        rotates = isinstance(rotation, Rotation)
-        cos = rotation.cos if isinstance(rotation, Rotation) else all_k
-        sin = rotation.sin if isinstance(rotation, Rotation) else all_k
-        half = cos.shape[1] if rotates else 0
-        shape = (size, half, triton.next_power_of_2(max(1, half)), triton.next_power_of_2(size),
-                 getattr(rotation, "neox", True), _BLOCK_ROWS)
+        cos, sin, constants = table_of(rotation, all_k)
         _changes_kernel[(triton.cdiv(len(self._probes), _BLOCK_ROWS), heads)](
             k, v, all_k, all_v, self._probes, self._at, self._probe_slots, cos, sin, self._changes, len(self._probes),
-            k.stride(0), v.stride(0), all_k.stride(0), cos.stride(0), *shape)
+            k.stride(0), v.stride(0), all_k.stride(0), cos.stride(0), *constants, _BLOCK_ROWS)
         average = self._shares @ self._changes.view(blocks * probe_slots, -1)
         moved = torch.bmm(self._local, self._changes)
         _move_kernel[(triton.cdiv(len(self._stale), _BLOCK_ROWS), heads)](
             moved, average, self._overall, all_k, all_v, self._stale, self._stale_slots, cos, sin, len(self._stale),
-            all_k.stride(0), cos.stride(0), *shape)
+            all_k.stride(0), cos.stride(0), *constants, _BLOCK_ROWS)

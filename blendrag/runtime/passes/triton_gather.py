@@ -14,6 +14,7 @@ import triton.language as tl
 
 from blendrag.runtime.messages import Placement
 from blendrag.runtime.model.rotation import NoRotation, Rotation
+from blendrag.runtime.passes.triton_rotation import pairs, table_of
 from blendrag.store import KVEntry
 
 _BLOCK_TOKENS = 16
@@ -48,14 +49,8 @@ def _gather_block(k_address_ptr, v_address_ptr, step_ptr, place_ptr, cos_ptr, si
     v = tl.load(v_in[:, None] + head * size + dims[None, :], mask=all_ok, other=0.0)
     tl.store(v_out_ptr + out + dims[None, :], v, mask=all_ok)
     if half > 0:
-        pair = tl.arange(0, padded_half)
+        pair, first, second = pairs(half, padded_half, neox)
         pair_ok = ok[:, None] & (pair < half)[None, :]
-        if neox:
-            first = pair
-            second = pair + half
-        else:
-            first = 2 * pair
-            second = 2 * pair + 1
         x = tl.load(k_in[:, None] + head * size + first[None, :], mask=pair_ok, other=0.0).to(tl.float32)
         y = tl.load(k_in[:, None] + head * size + second[None, :], mask=pair_ok, other=0.0).to(tl.float32)
         row = place[:, None] * table_row + pair[None, :]
@@ -105,13 +100,8 @@ class Gather:
             programs: how many share a head's tokens; None for as many as there are blocks of tokens.
         """
         k_addresses, v_addresses, steps, places = self._table
-        heads, size = k.shape[1:]
-        rotates = isinstance(rotation, Rotation)
-        cos = rotation.cos if isinstance(rotation, Rotation) else k
-        sin = rotation.sin if isinstance(rotation, Rotation) else k
-        half = cos.shape[1] if rotates else 0
+        cos, sin, constants = table_of(rotation, k)
         blocks = triton.cdiv(len(places), _BLOCK_TOKENS)
-        _gather_kernel[(min(programs or blocks, blocks), heads)](
+        _gather_kernel[(min(programs or blocks, blocks), k.shape[1])](
             k_addresses, v_addresses, steps, places, cos, sin, k, v, len(places), index, k.stride(0), cos.stride(0),
-            size, half, triton.next_power_of_2(max(1, half)), triton.next_power_of_2(size),
-            getattr(rotation, "neox", True), _BLOCK_TOKENS)
+            *constants, _BLOCK_TOKENS)
