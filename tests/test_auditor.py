@@ -100,6 +100,14 @@ def test_divergence_of_known_distributions() -> None:
     assert divergence(p.log(), torch.tensor([1.0, 0, 0, 0]).double().log())[0] == float("inf")
 
 
+def test_what_is_not_a_number_is_no_good_answer() -> None:
+    good, broken = torch.randn(8).double(), torch.randn(8).double()
+    broken[3] = float("nan")
+    assert divergence(good, broken)[0] != divergence(good, broken)[0], "NaN, which counts as the worst"
+    with pytest.raises(ArithmeticError, match="not numbers"):
+        divergence(broken, good)
+
+
 def test_ranks_without_logits_add_nothing_and_a_failure_of_one_counts() -> None:
     first = BlendReports(audits=[AuditResult([0.5], [True]), AuditResult(), AuditResult([0.1], [True])])
     second = BlendReports(audits=[AuditResult(), AuditResult(), AuditResult(failure="no memory")])

@@ -13,7 +13,10 @@ from blendrag.runtime.messages import BlendJob, Placement
 from blendrag.runtime.model.rotation import NoRotation
 from blendrag.runtime.passes import blender as blender_module
 from blendrag.runtime.passes.blender import Blender
+from blendrag.runtime.passes.context import Context
+from blendrag.runtime.passes.device_tier import DeviceTier
 from blendrag.runtime.passes.forward import _tiles
+from blendrag.store import KVEntry
 
 LAYERS, HEADS, KV_HEADS, SIZE, WIDTH, VOCABULARY, BLOCK_SIZE = 6, 4, 2, 8, 24, 97, 4
 KV = list[tuple[torch.Tensor, torch.Tensor]]
@@ -246,6 +249,50 @@ def test_requests_of_different_policies_are_blended_together_as_one_by_one():
         assert_same(found, alone)
     assert_same(together[0], gradual_filtering(model, prompts[0], policies[0]))
     assert_same(together[-1], prefill(model, prompts[-1].ids))
+
+
+@pytest.mark.parametrize("kept", [4 * 2**30, 0], ids=["all layers kept", "none"])
+def test_what_is_asked_within_a_chunk_leaves_the_stored_kv_alone(monkeypatch, kept):
+    """Where a prompt ends soon after its last chunk, that chunk's end is taken for the question."""
+    model = Model()
+    prompt = Prompt(model)
+    prompt.question_start = prompt.placements[-1].end - 8
+    monkeypatch.setattr(blender_module, "_KEEP_BYTES", 0)
+    [expected], _ = blend(model, [prompt], [Query(0.2)])
+    monkeypatch.setattr(blender_module, "_KEEP_BYTES", kept)
+    [found], _ = blend(model, [prompt], [Query(0.2)])
+    assert_same(found, expected)
+
+
+def test_more_scoring_passes_than_layers_are_refused():
+    """Each is a pass that all other requests would wait for."""
+    model = Model()
+    prompt = Prompt(model)
+    policy = CacheBlend(0.3, tuple(range(LAYERS + 1)))
+    source: Any = SimpleNamespace(ranks=Ranks(), tier=None, load=lambda keys: [prompt.entries[key] for key in keys])
+    runs: Any = model
+    [report] = Blender(runs, runs, source).blend([prompt.job(policy)])
+    assert "asks for 7 scoring passes of a model that has 6 layers: name fewer check layers" in report.failure
+
+
+class LateTier(DeviceTier):
+    """Copies arrive only where they are waited for."""
+
+    def wait(self, layer):
+        for source, copy in self._waiting.values():
+            copy.k[layer], copy.v[layer] = source.k[layer], source.v[layer]
+
+
+def test_entries_that_the_gather_kernel_cannot_read_are_waited_for_too():
+    model = Model()
+    prompt = Prompt(model)
+    tier = LateTier(model.device, budget=10**9)
+    entries = {key: KVEntry(entry.k.float(), entry.v.float()) for key, entry in prompt.entries.items()}
+    placed = tier.hold(entries)
+    context = Context(model, prompt.tokens, [(p, placed[p.key]) for p in prompt.placements], tier=tier)
+    for index in range(LAYERS):
+        for found, expected in zip(context.layer(index), prompt.stored_kv(index), strict=True):
+            torch.testing.assert_close(found[prompt.stored], expected[prompt.stored], atol=1e-6, rtol=0)
 
 
 def test_the_rows_of_each_step_are_counted():

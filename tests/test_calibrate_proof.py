@@ -34,6 +34,12 @@ def test_a_share_is_proven_by_enough_questions_only(count: int, of: int, least: 
     assert share_proven(count, of, least) == proven
 
 
+def test_a_share_of_very_many_questions() -> None:
+    assert not share_proven(2_525, 5_000, 0.5)
+    assert share_proven(2_560, 5_000, 0.5)
+    assert share_proven(0, 5_000, 0)
+
+
 @pytest.mark.parametrize("least", [0.01, 0.5, 0.9, 0.95, 0.999])
 def test_the_fewest_questions_that_prove_a_share(least: float) -> None:
     n = fewest_for(least)

@@ -68,6 +68,12 @@ def test_distributions_with_nothing_in_common_stay_finite() -> None:
     assert math.isfinite(divergence(distribution({1: 1.0}), distribution({2: 1.0})))
 
 
+def test_what_is_not_a_number_has_no_divergence() -> None:
+    ids = np.arange(3)
+    full = Distribution(ids, np.log([0.5, 0.25, 0.25]))
+    assert np.isnan(divergence(full, Distribution(ids, np.full(3, np.nan))))
+
+
 def test_the_likeliest_token() -> None:
     assert distribution({4: 0.2, 7: 0.5, 9: 0.3}).likeliest == 7
     assert distribution({9: 0.5, 7: 0.5}).likeliest == 7

@@ -141,3 +141,5 @@ def test_metrics_tell_the_state_of_each_policy_and_count_audits_once() -> None:
     assert f"blendrag_quality_top1{labels} 0.0" in text
     assert stats.reduce()["top1 of query"] == 0
     assert QualityStats({}).aggregate(stats) is stats
+    metrics.observe({"policies": []})
+    assert b'policy="query"' not in generate_latest(registry), "the guard has forgotten it"

@@ -107,7 +107,10 @@ def test_what_was_asked_for_before_a_change_of_level_still_counts() -> None:
     (Query(), Query(ratio=0.3)), (Query(ratio=0.4), Query(ratio=0.5)), (Query(ratio=0.5), None),
     (First(), First(tokens=32)), (NoRecompute(), None), (Exact(), None), (Full(), None),
     (CacheBlend(), CacheBlend(ratio=0.3)),
-    (CacheBlend(check_layers=(1, 2), ratio=(0.6, 0.2)), CacheBlend(check_layers=(1, 2), ratio=(1.0, 0.4)))])
+    (CacheBlend(check_layers=(1, 2), ratio=(0.6, 0.2)), CacheBlend(check_layers=(1, 2), ratio=(0.6, 0.4))),
+    (CacheBlend(check_layers=(1, 2), ratio=(0.4, 0.3)), CacheBlend(check_layers=(1, 2), ratio=(0.5, 0.5))),
+    (CacheBlend(check_layers=(1, 2), ratio=(0.6, 0.5)), None),
+    (Query(ratio=0), None), (CacheBlend(ratio=0), None), (First(tokens=0), None)])
 def test_twice_as_much(policy: Policy, higher: Policy | None) -> None:
     assert raised(policy) == higher
 
@@ -149,6 +152,18 @@ def test_clients_cannot_fill_the_memory_with_policies() -> None:
     for number in range(200):
         monitor.ladder(Query(ratio=number / 200))
     assert len(monitor.quality()) == 64
+
+
+def test_what_is_off_is_not_forgotten_for_what_clients_name() -> None:
+    monitor = Monitor(GUARD)
+    for _ in range(20):
+        monitor.add(NoRecompute(), [NoRecompute()], [2.0], [False])
+    for number in range(200):
+        monitor.ladder(Query(ratio=number / 200))
+    assert {quality.policy: quality.level for quality in monitor.quality()}["none"] == "blending off"
+
+
+def test_names_leave_out_what_is_usual() -> None:
     assert label(Query()) == "query"
 
 

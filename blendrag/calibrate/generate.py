@@ -76,6 +76,6 @@ def _question(said: str) -> str:
 
 
 def _subject(chunk: DocumentChunk, among: Sequence[DocumentChunk]) -> str:
-    """The chunk's heading, where no other has it; its first words elsewhere."""
+    """The chunk's heading, where no other that is asked about with it has it; its first words elsewhere."""
     alone = [other.heading for other in among].count(chunk.heading) == 1
     return chunk.heading if chunk.heading and alone else " ".join(chunk.text.split()[:8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, comb, log
+from math import ceil, exp, lgamma, log, log1p
 
 import numpy as np
 
@@ -38,7 +38,11 @@ def kl_interval(values: Sequence[float]) -> Interval:
 
 def share_proven(count: int, of: int, least: float) -> bool:
     """Whether a share is at least `least`, after `count` of so many (the exact test of a binomial distribution)."""
-    luck = sum(comb(of, n) * least**n * (1 - least) ** (of - n) for n in range(count, of + 1))
+    if least <= 0:
+        return True
+    # In logarithms, as the factors of a thousand questions overflow.
+    luck = sum(exp(lgamma(of + 1) - lgamma(n + 1) - lgamma(of - n + 1) + n * log(least) + (of - n) * log1p(-least))
+               for n in range(count, of + 1))
     return luck <= 1 - CONFIDENCE
 
 

@@ -43,7 +43,7 @@ class Target:
     def met_by(self, blended: Sequence[Answered], full: Sequence[Answered]) -> bool:
         """Whether the means keep the limits, over the same questions answered both ways."""
         return not (self._breaks_f1(blended, full)
-                    or (self.max_kl is not None and fmean(a.kl for a in blended) > self.max_kl)
+                    or (self.max_kl is not None and not fmean(a.kl for a in blended) <= self.max_kl)
                     or (self.min_top1 is not None and fmean(a.top1 for a in blended) < self.min_top1))
 
     def proven_by(self, blended: Sequence[Answered], full: Sequence[Answered]) -> bool:
@@ -52,7 +52,7 @@ class Target:
         F1 goes by its mean: an interval as narrow as one per cent would take thousands of questions.
         """
         return not (self._breaks_f1(blended, full)
-                    or (self.max_kl is not None and kl_interval([a.kl for a in blended])[1] > self.max_kl)
+                    or (self.max_kl is not None and not kl_interval([a.kl for a in blended])[1] <= self.max_kl)
                     or (self.min_top1 is not None and not share_proven(
                         sum(a.top1 for a in blended), len(blended), self.min_top1)))
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from blendrag.engine import BlendEngine
 from blendrag.errors import BlendError, ConfigError
 from blendrag.evaluate.dataset import Question
@@ -102,6 +104,8 @@ def expected_along(engine: BlendEngine, prompt: BlendPrompt, setting: Setting, t
         raise ConfigError("the engine does not give answers that are forced on it: start it with the engine arguments "
                           "of blendrag.evaluate.engine_arguments")
     places = [Distribution(ids, logprobs) for ids, logprobs in read_logprobs(output.outputs[0])]
+    if any(np.isnan(place.logprobs).any() for place in places):
+        raise BlendError(f"what the model expects with {setting.label} are not numbers: try another --dtype")
     return Expected(places, output.stats.rows)
 
 

@@ -51,7 +51,7 @@ def divergence(full: Distribution, other: Distribution) -> float:
     inside = float(np.sum(p * (logp[possible] - logq[possible])))
     rest_p, rest_q = (max(_FLOOR, 1.0 - float(np.exp(log).sum())) for log in (logp, logq))
     # Rounding can bring two equal distributions to just below zero.
-    return max(0.0, inside + rest_p * float(np.log(rest_p / rest_q)))
+    return float(np.maximum(0.0, inside + rest_p * float(np.log(rest_p / rest_q))))
 
 
 def normalise(text: str) -> str:

@@ -140,13 +140,19 @@ class Ladder:
 def raised(policy: Policy) -> Policy | None:
     """The policy with twice as much to recompute, up to half of what is reused; None where there is no such."""
     if isinstance(policy, First):
-        return replace(policy, tokens=_RAISE * policy.tokens)
-    if not isinstance(policy, (CacheBlend, Query)):
+        higher: Policy = replace(policy, tokens=_RAISE * policy.tokens)
+    elif isinstance(policy, CacheBlend):
+        ratio = policy.ratio
+        higher = replace(policy, ratio=tuple(map(_twice, ratio)) if isinstance(ratio, tuple) else _twice(ratio))
+    elif isinstance(policy, Query):
+        higher = replace(policy, ratio=_twice(policy.ratio))
+    else:
         return None
-    if isinstance(policy.ratio, tuple):
-        higher = tuple(min(1.0, _RAISE * ratio) for ratio in policy.ratio)
-        return replace(policy, ratio=higher) if policy.ratio[-1] < _ENOUGH else None
-    return replace(policy, ratio=min(_ENOUGH, _RAISE * policy.ratio)) if policy.ratio < _ENOUGH else None
+    return None if higher == policy else higher
+
+
+def _twice(ratio: float) -> float:
+    return max(ratio, min(_ENOUGH, _RAISE * ratio))
 
 
 def _columns(audits: deque[tuple[float, bool]]) -> tuple[Values, Values]:

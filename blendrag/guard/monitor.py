@@ -14,7 +14,8 @@ from blendrag.policies import Policy
 logger = logging.getLogger(__name__)
 
 _POLICIES = 64
-"""Behind a server anybody can name policies; of more than that, the one that was asked for longest ago is forgotten."""
+"""Behind a server anybody can name policies.  Of more than that, the one that was asked for longest ago is forgotten,
+one that is as asked before one that is not."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,15 @@ class Monitor:
         return told
 
     def _of(self, policy: Policy) -> _Watched:
+        if policy not in self._policies and len(self._policies) == _POLICIES:
+            self._forget_one()
         watched = self._policies.setdefault(policy, _Watched(policy, self._guard))
         self._policies.move_to_end(policy)
-        if len(self._policies) > _POLICIES:
-            self._policies.popitem(last=False)
         return watched
+
+    def _forget_one(self) -> None:
+        fine = (policy for policy, watched in self._policies.items() if watched.ladder.level is Level.AS_ASKED)
+        del self._policies[next(fine, next(iter(self._policies)))]
 
     def _tell(self, policy: Policy, ladder: Ladder) -> None:
         kl, low, high = ladder.asked.kl()

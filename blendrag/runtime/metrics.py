@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY, Counter, Gauge
@@ -87,6 +88,12 @@ class QualityMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                 before = self._counted.get((engine_idx, policy, name), 0)
                 counter.labels(*labels).inc(max(0, values[name] - before))
                 self._counted[engine_idx, policy, name] = values[name]
+        known = {quality["policy"] for quality in transfer_stats_data.get("policies", ())}
+        for engine, policy, name in [key for key in self._counted if key[0] == engine_idx and key[1] not in known]:
+            del self._counted[engine, policy, name]
+            for metric in (*self._gauges.values(), *self._counters.values()):
+                with suppress(AttributeError, KeyError):  # Ray's metrics cannot forget
+                    metric.remove(*self.per_engine_labelvalues[engine], policy)
 
 
 def _forget_earlier() -> None:

@@ -64,8 +64,13 @@ class Auditor:
 
 
 def divergence(full: torch.Tensor, other: torch.Tensor) -> tuple[float, bool]:
-    """KL(full || other) in nats, and whether both have the same likeliest token; of logits, float64 [vocabulary]."""
+    """KL(full || other) in nats, and whether both have the same likeliest token; of logits, float64 [vocabulary].
+
+    Where others are not numbers the divergence is none either.
+    """
+    if full.isnan().any():
+        raise ArithmeticError("the full prefill's logits are not numbers")
     logp, logq = full.log_softmax(-1), other.log_softmax(-1)
     p = logp.exp()
     gaps = (p * (logp - logq)).where(p > 0, 0)  # a token that is ruled out counts nothing
-    return max(0.0, float(gaps.sum())), bool(full.argmax() == other.argmax())
+    return float(gaps.sum().clamp_min(0)), bool(full.argmax() == other.argmax())

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blendrag.errors import ConfigError
 from blendrag.policies import Attention, Evidence, Full, Layout, Policy, Selective, make_policy
 from blendrag.runtime.messages import BlendJob, BlendReport
 from blendrag.runtime.model.blend_model import BlendModel
@@ -143,8 +144,11 @@ class Blender:
             had = [(placement, entry) for placement in job.placements if (entry := entries[placement.key]) is not None]
             report = BlendReport(damaged=[p.key for p in job.placements if entries[p.key] is None])
             policy = make_policy(job.policy)
-            several_passes = self.model.device.type == "cpu" and policy.evidence(len(self.model.layers))
-            keep_bytes = _KEEP_BYTES // len(jobs) if several_passes else 0
+            passes = len(policy.evidence(len(self.model.layers)))
+            if passes > len(self.model.layers):
+                raise ConfigError(f"policy '{policy.name}' asks for {passes} scoring passes of a model that has "
+                                  f"{len(self.model.layers)} layers: name fewer check layers")
+            keep_bytes = _KEEP_BYTES // len(jobs) if passes and self.model.device.type == "cpu" else 0
             context = Context(self.model, len(job.token_ids), had, keep_bytes, self.entries.tier)
             layout = _layout(context)
             works.append(Work(job, policy, report, context, self._tensor(job.token_ids), layout,

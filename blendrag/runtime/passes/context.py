@@ -41,6 +41,7 @@ class Context:
         self.stored = stored.to(model.device)
         self._places = stored.nonzero()[:, 0].to(model.device)
         self._keep_bytes = keep_bytes
+        self._tier = tier
         self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._loader = self._device_loader(tier) if model.device.type == "cuda" else None
@@ -72,21 +73,23 @@ class Context:
             self._retained.setdefault(index, []).append((positions, k.clone(), v.clone()))
 
     def merged(self, index: int, part: Part, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-               drift: Drift | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+               drift: Drift | None = None, *, aside: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer with the rows' fresh ones put in, earlier parts' rows included.
 
         Args:
             positions: int64 [rows], of the part's rows.
             k, v: the part's rows, [rows, kv heads, head size].
             drift: moves stored KV along with that of the rows.
+            aside: later passes find the layer as it was.
         """
         all_k, all_v = self.layer(index)
         if index in self._earlier:
             before, before_k, before_v = self._earlier[index]
             positions, k, v = torch.cat([before, positions]), torch.cat([before_k, k]), torch.cat([before_v, v])
+        # With drift, the parts that follow compare with what is stored, too.
+        if index in self._kept and (aside or (drift is not None and not part.last)):
+            all_k, all_v = all_k.clone(), all_v.clone()
         if drift is not None:
-            if not part.last and index in self._kept:  # the parts that follow compare with what is stored, too
-                all_k, all_v = all_k.clone(), all_v.clone()
             drift.apply(positions, k, v, all_k, all_v, self.model.layers[index].rotation)
         all_k.index_copy_(0, positions, k)
         all_v.index_copy_(0, positions, v)
@@ -108,6 +111,8 @@ class Context:
         shape = (self.tokens, attention.num_kv_heads, attention.head_size)
         k = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
         v = torch.zeros_like(k)
+        if self._tier is not None:
+            self._tier.wait(index)
         if self.entries:
             keys = torch.cat([self._fetch(entry.k, index, placement) for placement, entry in self.entries])
             k.index_copy_(0, self._places, self._rotated(rotation, keys))

@@ -35,6 +35,8 @@ class _ContextLane(Lane):
     def rows(self, part: Part, sparsity: Sparsity | None = None) -> Rows:
         """What the part's rows may see; kept so that masks are built once for all layers."""
         key = part.rows.start, sparsity is None
+        if any(start != part.rows.start for start, _ in self._rows):  # parts come one after the other
+            self._rows.clear()
         if key not in self._rows:
             self._rows[key] = Rows(self.positions[part.rows], self.context.tokens, self._valid, sparsity)
         return self._rows[key]
@@ -133,6 +135,7 @@ class AttentionLane(_ContextLane):
         mask[: min(lead, _LEAD)] = True
         super().__init__(context, ids, mask, valid=context.stored | mask)
         self._question_start = question_start
+        self._on_stored = bool((context.stored & mask).any())  # the blend pass compares with what is stored there
         self._evidence = evidence
         self._ranks = ranks
         self.depth = evidence.layers[-1] + 1
@@ -143,7 +146,7 @@ class AttentionLane(_ContextLane):
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
                v: torch.Tensor) -> torch.Tensor | None:
         positions = self.positions[part.rows]
-        all_k, all_v = self.context.merged(index, part, positions, k, v)
+        all_k, all_v = self.context.merged(index, part, positions, k, v, aside=self._on_stored)
         rows = self.rows(part)
         settings: Any = {"scale": layer.scale, "window": layer.window, "soft_cap": layer.soft_cap}
         out: torch.Tensor | None = None
