@@ -101,11 +101,12 @@ class BlendConfig(BaseSettings):
     @field_validator("quality_guard", mode="before")
     @classmethod
     def _read_guard(cls, guard: Any) -> Any:
-        """On a command line it is JSON."""
+        """On a command line it is JSON.  True is a guard with its defaults, false none."""
         try:
-            return json.loads(guard) if isinstance(guard, str) else guard
+            given = json.loads(guard) if isinstance(guard, str) else guard
         except json.JSONDecodeError as error:
             raise ValueError(f'it is no JSON ({error}): write {{"share": 0.02}} for instance') from error
+        return {True: QualityGuard(), False: None}[given] if isinstance(given, bool) else given
 
     @field_validator("policy_settings")
     @classmethod

@@ -14,7 +14,10 @@ def check_writable(path: Path) -> None:
         BlendError: it cannot be written.
     """
     try:
+        new = not path.exists()
         path.open("a").close()
+        if new:
+            path.unlink()
     except OSError as error:
         raise BlendError(f"{path} cannot be written ({error.strerror}): name another file") from error
 

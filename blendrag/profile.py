@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -62,8 +63,8 @@ class Profile:
         """
         path = profile_path(store, self.fingerprint)
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        make_room(store)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("w", encoding="utf-8") as file:
                 json.dump(self.to_dict(), file, indent=2, ensure_ascii=False)
                 file.write("\n")
@@ -73,9 +74,23 @@ class Profile:
         except OSError as error:
             with suppress(OSError):
                 part.unlink()
-            raise StoreError(f"{path} cannot be written ({error.strerror}): free some space, or name another store"
-                             ) from error
+            raise _unwritable(path, error) from error
         return path
+
+
+def make_room(store: Path) -> None:
+    """Makes the folder of profiles; StoreError where it is not there to be written afterwards."""
+    folder = store / _FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path} cannot be written ({error.strerror}): change that, or name another store")
 
 
 def profile_path(store: Path, fingerprint: str) -> Path:
@@ -95,12 +110,14 @@ def load_profile(store: Path, fingerprint: str) -> Profile | None:
         if not isinstance(told, Mapping):
             raise TypeError("it holds no object")
         known = {field.name: told[field.name] for field in fields(Profile) if field.name in told}
+        if told["fingerprint"] != fingerprint:
+            raise ValueError(f"it is of another model, {told.get('model')}")
         if told["policy"] is not None:
             known["policy"] = make_policy(told["policy"])
         return Profile(**known)
     except FileNotFoundError:
         return None
-    except (OSError, KeyError, ValueError, TypeError, ConfigError) as error:
+    except (OSError, KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
         raise ConfigError(f"the profile {path} cannot be used ({error}): run `blendrag calibrate` again, or delete it"
                           ) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blendrag.calibrate import Target
-from blendrag.calibrate.sources import Generated
+from blendrag.calibrate.sources import Generated, Given
 from blendrag.cli import app
 from blendrag.cli import calibrate as command
 from blendrag.errors import DatasetError
@@ -74,6 +75,14 @@ def test_what_cannot_work_is_refused_at_once(told: dict[str, Any], arguments: li
     assert done.exit_code == 1
     assert said in " ".join(done.output.split())
     assert "target" not in told
+
+
+def test_the_first_questions_are_taken_after_repeats_are_left_out(tmp_path: Path) -> None:
+    data = tmp_path / "log.json"
+    entries = json.loads(Path(DATA).read_text())
+    data.write_text(json.dumps([*[entries[0]] * 30, *entries]))
+    asked = Given(data, 11, Target(max_kl=0.1)).questions(None)  # type: ignore[arg-type]
+    assert [question.text for question in asked] == [entry["question"] for entry in entries[:11]]
 
 
 def test_documents_that_are_too_short_to_ask_about_are_named(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_what_a_user_types_becomes_what_is_measured(told: dict[str, Any], tmp_pa
     (["--data", "none.json"], "cannot be read"),
     (["--data", DATA, "--policies", "magic"], "there is no policy 'magic'"),
     (["--data", DATA, "--html", "/nowhere/report.html"], "cannot be written"),
+    (["--data", DATA, "--html", "same", "--json", "same"], "give each a file of its own"),
 ])
 def test_what_cannot_work_is_refused_at_once(told: dict[str, Any], arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(app, ["eval", "m", *arguments])

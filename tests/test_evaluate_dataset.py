@@ -103,6 +103,12 @@ def test_the_data_sets_are_what_their_script_makes(tmp_path: Path) -> None:
         assert (tmp_path / path.name).read_text("utf-8") == path.read_text("utf-8")
 
 
+@pytest.mark.parametrize("start", ["", "\n", "{\"question\": "])
+def test_what_is_nested_too_deeply_is_no_json_of_ours(tmp_path: Path, start: str) -> None:
+    with pytest.raises(DatasetError, match="is not JSON"):
+        load_questions(written(tmp_path, start + "[" * 100_000))
+
+
 def test_shuffled_documents_are_the_same_ones_in_an_order_of_the_seeds() -> None:
     questions = [Question(f"Question {n}?", tuple(f"{n} {letter}" for letter in "abcdefgh"), line=n) for n in range(4)]
     again = shuffled(questions, 1)

@@ -39,7 +39,8 @@ def test_plain_is_there_anyway() -> None:
 @pytest.mark.parametrize(("policies", "said"), [
     ("magic", "there is no policy 'magic'"), ("", "no policy is named"), ("plain", "no policy is named"),
     ("query:speed=1", "no setting speed"), ("query:ratio=2", "ratio"), ("query:reach", "write it as query:reach=0"),
-    ("default:ratio=0.1", "name the policy"), ("query:reach=[", "write it as"),
+    ("default:ratio=0.1", "takes no settings"), ("plain:ratio=1", "takes no settings"),
+    ("query:reach=[", "write it as"),
 ])
 def test_what_makes_no_sense_is_refused(policies: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

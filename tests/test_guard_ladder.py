@@ -137,6 +137,16 @@ def test_each_policy_has_its_own_ladder(caplog: pytest.LogCaptureFixture) -> Non
     assert query.top1 == 1
     [line] = [record.getMessage() for record in caplog.records]
     assert "policy none now get: blending off" in line
+    assert "the mean KL of the first token is 2 (" in line
+
+
+def test_the_log_tells_the_agreement_where_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    monitor = Monitor(QualityGuard(min_top1=0.9))
+    with caplog.at_level(logging.INFO, "blendrag.guard"):
+        for _ in range(40):
+            monitor.add(NoRecompute(), monitor.ladder(NoRecompute()).watched, [0.0], [False])
+    assert "likeliest first token is a full prefill's is 0 (0 to " in caplog.records[0].getMessage()
+    assert "0.9 is asked for)" in caplog.records[0].getMessage()
 
 
 def test_a_policy_without_audits_is_told_as_unknown() -> None:
@@ -179,8 +189,16 @@ def test_settings_take_any_form(form: object, monkeypatch: pytest.MonkeyPatch) -
     assert BlendConfig() == config
 
 
+def test_a_guard_can_be_turned_on_and_off_in_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BlendConfig(quality_guard=True).quality_guard == QualityGuard()
+    assert BlendConfig(quality_guard=False).quality_guard is None
+    monkeypatch.setenv("BLENDRAG_QUALITY_GUARD", "true")
+    assert BlendConfig().quality_guard == QualityGuard()
+
+
 @pytest.mark.parametrize(("form", "remedy"), [
     ({"shares": 1}, "choose from share"), ({"share": 2}, "share: input should be less than or equal to 1"),
+    ({"max_kl": float("inf")}, "max_kl: input should be less than or equal to 1000"),
     ("{", "it is no JSON"), (3, "should be a valid dictionary")])
 def test_settings_that_make_no_sense_are_refused(form: object, remedy: str) -> None:
     with pytest.raises(ConfigError, match=remedy):

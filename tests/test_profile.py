@@ -11,7 +11,7 @@ import pytest
 from blendrag import BlendConfig
 from blendrag.errors import ConfigError, StoreError
 from blendrag.policies import CacheBlend, Exact, Query
-from blendrag.profile import Profile, default_policy, load_profile, profile_path
+from blendrag.profile import Profile, default_policy, load_profile, make_room, profile_path
 from blendrag.runtime.messages import ModelFacts
 from blendrag.runtime.planning.planner import Planner
 from blendrag.runtime.serving import arguments
@@ -45,6 +45,29 @@ def test_a_new_profile_replaces_the_old_one_and_leaves_no_other_file(tmp_path: P
     path = profile(policy=None).save(tmp_path)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert default_policy(BlendConfig(store_path=tmp_path), FINGERPRINT) == (Exact(), True)
+
+
+def test_a_profile_of_another_model_is_not_used(tmp_path: Path) -> None:
+    path = profile(fingerprint="of another", model="other").save(tmp_path)
+    path.rename(profile_path(tmp_path, FINGERPRINT))
+    with pytest.raises(ConfigError, match="it is of another model, other"):
+        load_profile(tmp_path, FINGERPRINT)
+    assert default_policy(BlendConfig(store_path=tmp_path), FINGERPRINT) == (Exact(), True)
+
+
+def test_a_profile_that_is_nested_too_deeply_is_a_damaged_one(tmp_path: Path) -> None:
+    path = profile().save(tmp_path)
+    path.write_text("[" * 100_000)
+    assert default_policy(BlendConfig(store_path=tmp_path), FINGERPRINT) == (Exact(), True)
+
+
+def test_room_for_a_profile_is_made_beforehand(tmp_path: Path) -> None:
+    make_room(tmp_path)
+    assert (tmp_path / "profiles").is_dir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "profiles").touch()
+    with pytest.raises(StoreError, match=r"profiles cannot be written .* change that, or name another store"):
+        make_room(tmp_path / "elsewhere")
 
 
 def test_a_store_beside_its_profiles_opens_again(tmp_path: Path) -> None:

@@ -31,11 +31,12 @@ class Given:
     """
 
     def __init__(self, data: Path, count: int, target: Target) -> None:
-        self._questions = load_questions(data, count)
-        require(distinct(self._questions), target, len(self._questions), REPEATS)
+        asked = load_questions(data)
+        self._questions = distinct(asked)[:count]
+        require(self._questions, target, len(asked), REPEATS)
 
     def questions(self, engine: BlendEngine) -> list[Question]:
-        """The questions, repeats included."""
+        """The first questions, each once."""
         return self._questions
 
 

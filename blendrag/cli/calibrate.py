@@ -102,11 +102,12 @@ def run_calibrate(model: str, store: Path, source: Given | Generated, target: Ta
     from blendrag.engine import BlendEngine
     from blendrag.evaluate import engine_arguments as needed
     from blendrag.models import engine_arguments, resolve
-    from blendrag.profile import Profile
+    from blendrag.profile import Profile, make_room
     from blendrag.runtime.engine.start import check_store
     from blendrag.terminal import progress_bars
 
     check_store(config.model_copy(update={"store_path": store}))
+    make_room(store)
     # What is encoded for the measurement stays out of the store.
     measured_with = config.model_copy(update={"store_path": None, "quality_guard": None})
     args = engine_arguments(model) | engine_args
@@ -122,6 +123,8 @@ def run_calibrate(model: str, store: Path, source: Given | Generated, target: Ta
         fingerprint, model, chosen.setting.policy if chosen else None, target.to_dict(), len(found.questions),
         datetime.now(UTC).isoformat(timespec="seconds"), config.sparse_attention, chosen.to_dict() if chosen else {},
         [p.to_dict() for p in found.tuning], advice)
+    if json_file:
+        write(json_file, json.dumps(profile.to_dict(), indent=2, ensure_ascii=False) + "\n")
     path = profile.save(store)
     console.print()
     console.print(Text(f"Written to {path}; engines with store_path={store} use it from their next start on."),
@@ -129,6 +132,4 @@ def run_calibrate(model: str, store: Path, source: Given | Generated, target: Ta
     if not config.uses_profile:
         console.print(Text("But not with these settings, from a file or BLENDRAG_* variables: they name a policy, or "
                            "set profile to false, and win.", style="yellow"), soft_wrap=True)
-    if json_file:
-        write(json_file, json.dumps(profile.to_dict(), indent=2, ensure_ascii=False) + "\n")
     return found

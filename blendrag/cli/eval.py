@@ -60,6 +60,8 @@ def evaluate(
     questions, dataset = load_questions(data, limit), str(data)
     if shuffle is not None:
         questions, dataset = shuffled(questions, shuffle), f"{data}, shuffled with seed {shuffle}"
+    if json_file is not None and json_file == html_file:
+        raise ConfigError(f"--json and --html both name {json_file}: give each a file of its own")
     for file in filter(None, (json_file, html_file)):
         check_writable(file)
     engine_args = suited | engine_options(context.args)
@@ -85,22 +87,30 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
     from blendrag.evaluate.table import show
     from blendrag.machine import device
     from blendrag.models import engine_arguments, resolve
+    from blendrag.profile import default_policy
     from blendrag.terminal import progress_bar
 
     args = engine_arguments(model) | engine_args
     # A guard would audit what is measured, and could turn it off meanwhile.
-    measured_with = config.model_copy(update={"quality_guard": None})
+    # What is encoded for the measurement stays out of the user's store.
+    measured_with = config.model_copy(update={"store_path": None, "quality_guard": None})
     with BlendEngine(resolve(model), config=measured_with, **(args | needed(args))) as engine:
         with console.status("starting vLLM"):
-            _ = engine.tokenizer
+            used, _ = default_policy(config, engine.fingerprint)
         with progress_bar(console, "questions") as on_progress:
-            found = evaluate(engine, questions, settings, answer_tokens=answer_tokens, on_progress=on_progress)
+            found = evaluate(engine, questions, settings, default=used, answer_tokens=answer_tokens,
+                             on_progress=on_progress)
         summaries = summarise(found)
         title = f"{model} on {dataset}, {device()}"
         if found.questions:
             show(console, found, summaries, title)
         if json_file:
-            told = {"model": model, "dataset": dataset, "policies": [summary.to_dict() for summary in summaries]}
+            told: dict[str, Any] = {"model": model, "dataset": dataset,
+                                    "policies": [summary.to_dict() for summary in summaries]}
+            if found.failures:
+                told["left_out"] = [{"line": f.question.line, "reason": f.reason} for f in found.failures]
+            if found.interrupted:
+                told["interrupted"] = True
             write(json_file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
         if html_file and found.questions:
             mapped = None

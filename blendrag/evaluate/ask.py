@@ -57,8 +57,10 @@ def encoded_prompt(engine: BlendEngine, question: Question) -> BlendPrompt:
         BlendError: a chunk does not fit the model, or the chunks do not fit the store: they would be computed.
     """
     prompt = build_prompt(engine.tokenizer, question)
-    engine.encode(question.chunks, prefix=prompt)
-    if lost := engine.stored(question.chunks, prefix=prompt).count(False):
+    encoded = engine.encode(question.chunks, prefix=prompt)
+    there = engine.stored(question.chunks, prefix=prompt)
+    # One without a key is too short to be worth storing.
+    if lost := sum(bool(chunk.key) and not stored for chunk, stored in zip(encoded, there, strict=True)):
         raise BlendError(f"{lost} of its {len(question.chunks)} chunks do not fit the store beside the others: raise "
                          "ram_bytes")
     return prompt

@@ -75,7 +75,7 @@ def _listed(text: str, path: Path) -> Iterator[tuple[int, Any]]:
     """The entries of a JSON list, each with the line where it begins."""
     try:
         json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path} is not JSON ({error}): mend it there, or write one entry a line") from error
     decoder = json.JSONDecoder()
     at, line, counted = text.index("[") + 1, 1, 0
@@ -95,7 +95,7 @@ def _lines(text: str, path: Path) -> Iterator[tuple[int, Any]]:
             continue
         try:
             yield line, json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DatasetError(f"{path}, line {line}: this is not JSON ({error}): write a JSON list of entries, or one "
                                "entry a line") from error
 

@@ -14,6 +14,7 @@ from blendrag.evaluate.ask import FORCED_TOKENS, Answer, answer, encoded_prompt,
 from blendrag.evaluate.dataset import Question
 from blendrag.evaluate.metrics import Distribution, divergence, exact_match, f1, first_line
 from blendrag.evaluate.settings import DEFAULT, PLAIN, Setting
+from blendrag.policies import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ class Evaluation:
 
 
 def evaluate(engine: BlendEngine, questions: Sequence[Question], settings: Sequence[Setting], *,
-             answer_tokens: int = 32, on_progress: Callable[[int, int], None] | None = None) -> Evaluation:
+             default: Policy | None = None, answer_tokens: int = 32,
+             on_progress: Callable[[int, int], None] | None = None) -> Evaluation:
     """Measures settings against a plain full prefill.
 
     The questions come one after the other, each answered in every way before the next, so that what is there after
@@ -81,11 +83,12 @@ def evaluate(engine: BlendEngine, questions: Sequence[Question], settings: Seque
     Args:
         engine: started with `engine_arguments`.
         settings: without the baseline, which is measured in any case.
+        default: what "default" stands for; None: the policy that the engine uses unasked.
         answer_tokens: most tokens of an answer.
         on_progress: called with (questions done, questions in all).
     """
     # Asking for its policy starts the engine: what goes wrong here is no question's fault.
-    used = engine.policy
+    used = engine.policy if default is None else default
     result = Evaluation((PLAIN, *(replace(s, policy=used) if s.name == DEFAULT else s for s in settings)))
     result.outcomes = {setting.label: [] for setting in result.settings}
     try:

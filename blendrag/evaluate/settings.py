@@ -63,12 +63,12 @@ def settings_of(policies: str, ratios: Sequence[float], config: BlendConfig) -> 
     """
     found: dict[str, Setting] = {}
     for spec in filter(None, map(str.strip, _COMMA.split(policies))):
-        name, *pairs = spec.split(":")
+        name, *pairs = map(str.strip, spec.split(":"))
+        if pairs and name in (PLAIN.name, DEFAULT):
+            raise ConfigError(f"{name!r} takes no settings: name a policy that does")
         if name == PLAIN.name:
             continue  # it is always there
         if name == DEFAULT:
-            if pairs:
-                raise ConfigError("'default' takes no settings, as it is what the engine uses unasked: name the policy")
             made = [Setting(name, config.make_policy())]
         else:
             given = dict(_pair(spec, pair) for pair in pairs)
@@ -78,7 +78,8 @@ def settings_of(policies: str, ratios: Sequence[float], config: BlendConfig) -> 
             made = made or [Setting(spec, policy)]
         found |= {setting.label: setting for setting in made if setting.label not in found}
     if not found:
-        raise ConfigError("no policy is named: give some, such as --policies default,cacheblend,full")
+        raise ConfigError("no policy is named beside plain, which is always there: give some, such as --policies "
+                          "default,cacheblend,full")
     return list(found.values())
 
 

@@ -103,11 +103,17 @@ class Monitor:
         del self._policies[next(fine, next(iter(self._policies)))]
 
     def _tell(self, policy: Policy, ladder: Ladder) -> None:
-        kl, low, high = ladder.asked.kl()
+        told = f"mean KL of the first token is {_spread(*ladder.asked.kl())}; {self._guard.max_kl:.3g} is allowed)"
+        if self._guard.min_top1 is not None:
+            told += (f", and the share whose likeliest first token is a full prefill's is "
+                     f"{_spread(*ladder.asked.top1())}; {self._guard.min_top1:.3g} is asked for)")
         logger.log(logging.INFO if ladder.level is Level.AS_ASKED else logging.WARNING,
-                   "quality guard: requests with policy %s now get: %s.  In %d audits of it the mean KL of the first "
-                   "token is %.3g (%.3g to %.3g; %.3g is allowed)", label(policy), ladder.level.value,
-                   ladder.asked.samples, kl if kl is not None else float("nan"), low, high, self._guard.max_kl)
+                   "quality guard: requests with policy %s now get: %s.  In %d audits of it the %s",
+                   label(policy), ladder.level.value, ladder.asked.samples, told)
+
+
+def _spread(mean: float | None, low: float, high: float) -> str:
+    return f"{'unknown' if mean is None else format(mean, '.3g')} ({low:.3g} to {high:.3g}"
 
 
 def label(policy: Policy) -> str:

@@ -28,7 +28,7 @@ class QualityGuard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     share: Annotated[float, Field(gt=0, le=1)] = 0.02
-    max_kl: Annotated[float, Field(gt=0)] = 0.3
+    max_kl: Annotated[float, Field(gt=0, le=1000)] = 0.3
     min_top1: Annotated[float, Field(gt=0, lt=1)] | None = None
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
     window: Annotated[int, Field(ge=50, le=10_000)] = 200

@@ -11,6 +11,7 @@ from blendrag.evaluate.ask import expected_along, request
 from blendrag.evaluate.blendmap import draw, map_prompt
 from blendrag.evaluate.metrics import Distribution, divergence
 from blendrag.evaluate.prompts import build_prompt
+from blendrag.policies import NoRecompute
 from tests.engine.texts import PASSAGES
 
 QUESTION = Question("Who chairs the water committee of the town where the cheese is sold?",
@@ -52,6 +53,14 @@ def test_chunks_that_the_store_cannot_hold_are_not_measured(engine: BlendEngine,
     monkeypatch.setattr(engine.store._ram, "budget", 2**20)
     found = evaluate(engine, [question], settings_of("none", [], engine.config), answer_tokens=1)
     assert "of its 2 chunks do not fit the store beside the others: raise ram_bytes" in found.failures[0].reason
+
+
+def test_a_chunk_too_short_to_store_is_computed_like_any_text(engine: BlendEngine) -> None:
+    question = Question("Why?", (*QUESTION.chunks, "Yes.\n\n"))
+    found = evaluate(engine, [question], settings_of("default", [], engine.config), default=NoRecompute(),
+                     answer_tokens=1)
+    assert (found.questions, found.failures) == ([question], [])
+    assert found.settings[1].policy == NoRecompute()
 
 
 def test_answers_can_be_forced_and_their_divergence_is_exact(engine: BlendEngine) -> None:

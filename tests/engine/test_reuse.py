@@ -103,7 +103,7 @@ def test_short_chunks_are_computed(engine: BlendEngine) -> None:
 def test_encoding_twice_computes_once(engine: BlendEngine) -> None:
     text = fresh()
     assert engine.stored([text]) == [False]
-    assert [chunk.new for chunk in engine.encode([text, text])] == [True, True]
+    assert [chunk.new for chunk in engine.encode([text, text])] == [True, False]
     assert [chunk.new for chunk in engine.encode([text])] == [False]
     assert engine.stored([text]) == [True]
 

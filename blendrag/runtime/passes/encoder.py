@@ -38,7 +38,7 @@ class Encoder:
                 variant that serves any prompt.
 
         Returns:
-            `(key, newly computed)` of each chunk.
+            `(key, newly computed)` of each chunk; of equal ones the first is new.
         """
         variant, keys, present = self._known(chunks, prefix_ids, neutral)
         missing = {key: ids for key, ids in zip(keys, chunks, strict=True) if key not in present}
@@ -48,7 +48,7 @@ class Encoder:
             self.forward.run(list(lanes.values()))
             for key, lane in lanes.items():
                 self.entries.put(key, lane.entry(), variant, missing[key])
-        return [(key, key in missing) for key in keys]
+        return [(key, missing.pop(key, None) is not None) for key in keys]
 
     def forget(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int], neutral: bool) -> int:
         """Deletes what `encode` stored; returns how many entries there were."""
