@@ -83,6 +83,10 @@ def test_the_first_questions_are_taken_after_repeats_are_left_out(tmp_path: Path
     data.write_text(json.dumps([*[entries[0]] * 30, *entries]))
     asked = Given(data, 11, Target(max_kl=0.1)).questions(None)  # type: ignore[arg-type]
     assert [question.text for question in asked] == [entry["question"] for entry in entries[:11]]
+    with pytest.raises(DatasetError, match=r"^11 of 41 questions can be asked \(the others came before\), and a top-1"):
+        Given(data, 11, Target(min_top1=0.9))
+    with pytest.raises(DatasetError, match=r"^11 of 11 questions can be asked, and a top-1"):
+        Given(Path(DATA), 11, Target(min_top1=0.9))
 
 
 def test_documents_that_are_too_short_to_ask_about_are_named(tmp_path: Path) -> None:

@@ -31,9 +31,10 @@ class Given:
     """
 
     def __init__(self, data: Path, count: int, target: Target) -> None:
-        asked = load_questions(data)
-        self._questions = distinct(asked)[:count]
-        require(self._questions, target, len(asked), REPEATS)
+        listed = load_questions(data)
+        different = distinct(listed)
+        self._questions = different[:count]
+        require(self._questions, target, len(self._questions) + len(listed) - len(different), REPEATS)
 
     def questions(self, engine: BlendEngine) -> list[Question]:
         """The first questions, each once."""
