@@ -117,6 +117,7 @@ def test_what_was_measured_before_the_end_stays(monkeypatch: pytest.MonkeyPatch,
     show(console, found, summarise(found), "a title")
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "interrupted after 1 questions" in said if found.interrupted else "left out: line 2" in said
+    assert "here query(ratio=0.2)" in said, "what default stands for"
 
 
 class _Reader(HTMLParser):

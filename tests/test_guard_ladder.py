@@ -13,7 +13,6 @@ from blendrag import BlendConfig, QualityGuard
 from blendrag.errors import ConfigError
 from blendrag.guard import Monitor
 from blendrag.guard.ladder import Ladder, Level, raised
-from blendrag.guard.monitor import label
 from blendrag.policies import CacheBlend, Exact, First, Full, NoRecompute, Policy, Query
 
 GUARD = QualityGuard(max_kl=0.3)
@@ -174,7 +173,7 @@ def test_what_is_off_is_not_forgotten_for_what_clients_name() -> None:
 
 
 def test_names_leave_out_what_is_usual() -> None:
-    assert label(Query()) == "query"
+    assert (Query().label, Query(ratio=0.3).label) == ("query", "query(ratio=0.3)")
 
 
 # Settings.

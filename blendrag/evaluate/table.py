@@ -10,7 +10,7 @@ from rich.text import Text
 
 from blendrag.evaluate.metrics import Interval
 from blendrag.evaluate.run import Evaluation
-from blendrag.evaluate.settings import ratio_text
+from blendrag.evaluate.settings import DEFAULT, ratio_text
 from blendrag.evaluate.summary import Summary
 
 NONE = "–"
@@ -34,6 +34,9 @@ def show(console: Console, evaluation: Evaluation, summaries: Sequence[Summary],
     legend = Table.grid(padding=(0, 2))
     for name, meaning in COLUMNS.items():
         legend.add_row(Text(name, style="bold"), Text(meaning, style="dim"))
+    for setting in evaluation.settings:
+        if setting.name == DEFAULT and setting.policy is not None:
+            legend.add_row(Text(DEFAULT, style="bold"), Text(f"here {setting.policy.label}", style="dim"))
     console.print(legend)
     for failure in evaluation.failures:
         console.print(Text(f"left out: line {failure.question.line}, {failure.question.text!r}: {failure.reason}",

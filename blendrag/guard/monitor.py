@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from blendrag.guard.ladder import Ladder, Level
 from blendrag.guard.settings import QualityGuard
@@ -87,7 +87,7 @@ class Monitor:
         told = []
         for policy, watched in self._policies.items():
             rung = watched.ladder.asked
-            told.append(Quality(label(policy), watched.ladder.level.value, rung.samples, *rung.kl(), *rung.top1(),
+            told.append(Quality(policy.label, watched.ladder.level.value, rung.samples, *rung.kl(), *rung.top1(),
                                 watched.audited, watched.dropped, watched.failed))
         return told
 
@@ -109,16 +109,8 @@ class Monitor:
                      f"{_spread(*ladder.asked.top1())}; {self._guard.min_top1:.3g} is asked for)")
         logger.log(logging.INFO if ladder.level is Level.AS_ASKED else logging.WARNING,
                    "quality guard: requests with policy %s now get: %s.  In %d audits of it the %s",
-                   label(policy), ladder.level.value, ladder.asked.samples, told)
+                   policy.label, ladder.level.value, ladder.asked.samples, told)
 
 
 def _spread(mean: float | None, low: float, high: float) -> str:
     return f"{'unknown' if mean is None else format(mean, '.3g')} ({low:.3g} to {high:.3g}"
-
-
-def label(policy: Policy) -> str:
-    """A policy's name, with the settings that are not its defaults: "query" or "query(ratio=0.3)"."""
-    usual = type(policy)()
-    changed = [f"{field.name}={getattr(policy, field.name)}" for field in fields(policy)
-               if getattr(policy, field.name) != getattr(usual, field.name)]
-    return f"{policy.name}({', '.join(changed)})" if changed else policy.name

@@ -93,6 +93,13 @@ class Policy(ABC):
         """`{"policy": name, setting: value, ...}`, which `make_policy` turns back into the policy."""
         return {"policy": self.name, **asdict(self)}
 
+    @property
+    def label(self) -> str:
+        """Its name, with the settings that are not its defaults: "query" or "query(ratio=0.3)"."""
+        usual, settings = type(self)().settings(), self.settings()
+        changed = [f"{name}={value}" for name, value in settings.items() if value != usual[name]]
+        return f"{self.name}({', '.join(changed)})" if changed else self.name
+
 
 @dataclass(frozen=True)
 class Selective(Policy):
