@@ -106,7 +106,9 @@ class BlendConfig(BaseSettings):
             given = json.loads(guard) if isinstance(guard, str) else guard
         except json.JSONDecodeError as error:
             raise ValueError(f'it is no JSON ({error}): write {{"share": 0.02}} for instance') from error
-        return {True: QualityGuard(), False: None}[given] if isinstance(given, bool) else given
+        if isinstance(given, bool):
+            return QualityGuard() if given else None
+        return given
 
     @field_validator("policy_settings")
     @classmethod

@@ -124,7 +124,8 @@ def test_questions_come_from_headings_else_from_documents() -> None:
 
 @pytest.mark.parametrize(("arguments", "says"), [
     (["demo", "/no/such/folder"], "/no/such/folder does not exist: name a folder of .md, .txt, .html or .pdf files"),
-    (["demo", "--json", "/no/such/folder/out.json"], "name another file"),
+    (["demo", "--json", "/no/such/folder/out.json"],
+     "/no/such/folder/out.json cannot be written (No such file or directory): name another file"),
     (["index", "/no/such/folder", "--model", "smollm2", "--store", "/tmp/none"], "does not exist: name a folder"),
     (["models", "fetch", "gpt-9"], "there is no demo model 'gpt-9': choose from smollm2, minilm"),
 ])

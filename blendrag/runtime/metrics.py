@@ -89,11 +89,15 @@ class QualityMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                 counter.labels(*labels).inc(max(0, values[name] - before))
                 self._counted[engine_idx, policy, name] = values[name]
         known = {quality["policy"] for quality in transfer_stats_data.get("policies", ())}
-        for engine, policy, name in [key for key in self._counted if key[0] == engine_idx and key[1] not in known]:
-            del self._counted[engine, policy, name]
-            for metric in (*self._gauges.values(), *self._counters.values()):
-                with suppress(AttributeError, KeyError):  # Ray's metrics cannot forget
-                    metric.remove(*self.per_engine_labelvalues[engine], policy)
+        for policy in {policy for engine, policy, _ in self._counted if engine == engine_idx} - known:
+            self._forget(engine_idx, policy)
+
+    def _forget(self, engine_idx: int, policy: str) -> None:
+        for name in self._counters:
+            del self._counted[engine_idx, policy, name]
+        for metric in (*self._gauges.values(), *self._counters.values()):
+            with suppress(AttributeError):  # Ray's metrics cannot forget
+                metric.remove(*self.per_engine_labelvalues[engine_idx], policy)
 
 
 def _forget_earlier() -> None:

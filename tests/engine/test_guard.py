@@ -16,6 +16,8 @@ from tests.engine.families import VOCABULARY, build, named
 from tests.engine.texts import PASSAGES
 
 MAX_KL = 1.0
+NOISE = 5e-3 if torch.cuda.is_available() else 1e-3
+"""Of a KL, relatively: a GPU's kernels of a pass and of vLLM's own forward round differently (1.6e-3 was seen)."""
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 NUMBERS = itertools.count()
 
@@ -117,7 +119,7 @@ def test_an_audit_finds_what_the_answers_show(engine: BlendEngine) -> None:
         p, q = (np.array([output.outputs[0].logprobs[0][token].logprob for token in range(VOCABULARY)])
                 for output in (full, blended))
         found = quality(engine, ("query(ratio=0.21)", "none", "cacheblend")[number])
-        assert found.kl == pytest.approx(min(float(np.sum(np.exp(p) * (p - q))), 10 * MAX_KL), rel=5e-3, abs=1e-4)
+        assert found.kl == pytest.approx(min(float(np.sum(np.exp(p) * (p - q))), 10 * MAX_KL), rel=NOISE, abs=1e-4)
         kls.append(found.kl)
         assert found.top1 == float(p.argmax() == q.argmax())
     assert max(kls) > 0.01
