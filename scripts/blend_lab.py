@@ -162,7 +162,8 @@ class Variant:
     front: bool = False
 
 
-DEFAULT = Variant(layers=(0.5, 1.0), norm=False, reach=64, overall=0.5)
+DEFAULT = Variant(reach=64, overall=0.5)
+DEEPER = replace(DEFAULT, layers=(0.5, 1.0), norm=False)
 
 VARIANTS = {
     "all rows": Variant(1.0),
@@ -184,14 +185,15 @@ VARIANTS = {
     "behind one neighbour, no drift": Variant(behind="1"),
     "behind one neighbour": Variant(reach=32, behind="1"),
     "behind three neighbours": Variant(reach=32, behind="3"),
-    "default, layers at 66-80 %, norm": replace(DEFAULT, layers=(0.66, 0.8), norm=True),
-    "default, layers at 66-80 %": replace(DEFAULT, layers=(0.66, 0.8)),
-    "default, norm": replace(DEFAULT, norm=True),
-    "default, layers at 75-100 %": replace(DEFAULT, layers=(0.75, 1.0)),
-    **{f"default, ratio {ratio}": replace(DEFAULT, ratio=ratio) for ratio in (0.05, 0.08, 0.12, 0.2, 0.25, 0.32, 0.45)},
-    **{f"default, coverage {share}": replace(DEFAULT, coverage=share) for share in (0.5, 0.6, 0.7, 0.8)},
-    **{f"default, repair {rows}": replace(DEFAULT, repair=rows) for rows in (128, 512, 1024)},
-    "default, best chunk first": replace(DEFAULT, front=True),
+    "layers at 66-80 %, mean": replace(DEFAULT, norm=False),
+    "deeper half": DEEPER,
+    "deeper half, norm": replace(DEEPER, norm=True),
+    "layers at 75-100 %, mean": replace(DEEPER, layers=(0.75, 1.0)),
+    **{f"deeper half, ratio {ratio}": replace(DEEPER, ratio=ratio)
+       for ratio in (0.05, 0.08, 0.12, 0.2, 0.25, 0.32, 0.45)},
+    **{f"deeper half, coverage {share}": replace(DEEPER, coverage=share) for share in (0.5, 0.6, 0.7, 0.8)},
+    **{f"deeper half, repair {rows}": replace(DEEPER, repair=rows) for rows in (128, 512, 1024)},
+    "deeper half, best chunk first": replace(DEEPER, front=True),
 }
 
 

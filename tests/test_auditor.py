@@ -18,7 +18,7 @@ from tests.test_blender import KV, LAYERS, VOCABULARY, WIDTH, Model, Prompt, Ran
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 POLICIES: list[Policy] = [NoRecompute(), First(tokens=3), Query(ratio=0.3), Query(ratio=0.3, reach=0),
-                          Query(ratio=0.3, layers=(0.3, 1.0), over_rows="norm"),
+                          Query(ratio=0.3, layers=(0.3, 1.0), over_rows="mean"),
                           CacheBlend((0.6, 0.3), (1, 3))]
 LAST = torch.tensor([7])
 

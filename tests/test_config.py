@@ -143,11 +143,11 @@ def test_ratios_of_several_check_layers_are_for_the_policy_that_has_them():
 
 
 def test_another_policy_starts_from_its_own_defaults_but_keeps_the_ratio():
-    config = BlendConfig(ratio=0.2, policy_settings={"over_rows": "norm"})
+    config = BlendConfig(ratio=0.2, policy_settings={"over_rows": "mean"})
     assert config.make_policy(policy="cacheblend") == CacheBlend(ratio=0.2)
     assert config.make_policy(policy="first", tokens=4) == First(tokens=4)
     assert config.make_policy(policy={"policy": "cacheblend", "deviation": "v"}) == CacheBlend(ratio=0.2, deviation="v")
-    assert config.make_policy(policy={"over_rows": "mean"}) == Query(ratio=0.2)
+    assert config.make_policy(policy={"over_rows": "norm"}) == Query(ratio=0.2)
 
 
 def test_a_policy_object_is_taken_as_it_is_and_what_is_given_beside_it_counts():

@@ -486,7 +486,7 @@ def test_equal_prompts_have_equal_salts(planner):
 def test_the_salt_depends_on_the_policy_and_its_settings(planner):
     put(planner, A), put(planner, B)
     policies = [NoRecompute(), First(), First(3), CacheBlend(), CacheBlend(ratio=0.3), CacheBlend(check_layers=2),
-                Query(), Query(ratio=0.3), Query(over_rows="norm"), Query(reach=0)]
+                Query(), Query(ratio=0.3), Query(over_rows="mean"), Query(reach=0)]
     assert len({salt_of(planner, policy=policy.settings()) for policy in policies}) == len(policies)
 
 

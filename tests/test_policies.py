@@ -217,10 +217,11 @@ def test_cacheblend_refuses_layers_and_ratios_that_do_not_fit(wrong, said):
 
 
 def test_query_measures_attention_in_a_range_of_the_depth():
-    assert Query().evidence(30) == (Attention(layers=tuple(range(15, 30)), over_rows="mean"),)
+    assert Query().evidence(30) == (Attention(layers=(19, 20, 21, 22, 23), over_rows="norm"),)
+    assert Query(layers=(0.5, 1.0)).evidence(30) == (Attention(layers=tuple(range(15, 30)), over_rows="norm"),)
     assert Query(layers=(0.0, 1.0), over_rows="mean").evidence(4) == (Attention((0, 1, 2, 3), "mean"),)
-    assert Query(layers=(0.66, 0.8), over_rows="norm").evidence(10) == (Attention((6, 7), "norm"),)
-    assert Query(layers=(1.0, 1.0)).evidence(10) == (Attention((9,), "mean"),)
+    assert Query(layers=(0.66, 0.8)).evidence(10) == (Attention((6, 7), "norm"),)
+    assert Query(layers=(1.0, 1.0)).evidence(10) == (Attention((9,), "norm"),)
 
 
 @pytest.mark.parametrize("wrong", [{"layers": [0.8, 0.2]}, {"layers": [0.5]}, {"layers": [0, 2]}, {"layers": 0.5},

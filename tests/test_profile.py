@@ -20,7 +20,7 @@ from tests.helpers import make_request
 from tests.test_planner import PROMPT, SPAN_A, SPAN_B, A, B, put
 
 FINGERPRINT = "26958503633596920b007968b88fd27d"
-FOUND = Query(ratio=0.32, layers=(0.66, 0.8), over_rows="norm")
+FOUND = Query(ratio=0.32, layers=(0.33, 0.66), over_rows="mean")
 
 
 def profile(**changes: Any) -> Profile:

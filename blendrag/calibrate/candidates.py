@@ -34,9 +34,9 @@ class Family:
 # Shares are the layers in which attention is measured; "moved" carries changes over (`Selective.reach`).
 FAMILIES = (
     Family("query", lambda ratio: Query(ratio=ratio)),
-    Family("query 33-66 %", lambda ratio: Query(ratio=ratio, layers=(0.33, 0.66))),
-    Family("query 66-80 %", lambda ratio: Query(ratio=ratio, layers=(0.66, 0.8), over_rows="norm")),
-    Family("query 75-100 %", lambda ratio: Query(ratio=ratio, layers=(0.75, 1.0))),
+    Family("query 33-66 %", lambda ratio: Query(ratio=ratio, layers=(0.33, 0.66), over_rows="mean")),
+    Family("query 50-100 %", lambda ratio: Query(ratio=ratio, layers=(0.5, 1.0), over_rows="mean")),
+    Family("query 75-100 %", lambda ratio: Query(ratio=ratio, layers=(0.75, 1.0), over_rows="mean")),
     Family("cacheblend", lambda ratio: CacheBlend(ratio=ratio)),
     Family("cacheblend, moved", lambda ratio: CacheBlend(ratio=ratio, reach=64.0)),
 )

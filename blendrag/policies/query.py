@@ -29,8 +29,8 @@ class Query(Selective):
     name: ClassVar[str] = "query"
 
     ratio: Share = 0.15
-    layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.5, 1.0)
-    over_rows: Literal["norm", "mean"] = "mean"
+    layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.66, 0.8)
+    over_rows: Literal["norm", "mean"] = "norm"
     reach: Reach = field(default=64.0, kw_only=True)
 
     def evidence(self, num_layers: int) -> tuple[Evidence, ...]:

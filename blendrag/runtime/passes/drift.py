@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _BLOCK = 512
 """Tokens of a chunk that are looked at together; a recomputed one counts within its block."""
 
+_SLOTS = 8
+"""Slots of a block come in multiples of this: of other widths cuBLAS takes a kernel that is four times slower."""
+
 _OVERALL = 0.5
 """Weight of the average over all chunks, in recomputed neighbours that stand right beside a token."""
 
@@ -156,7 +159,8 @@ class Drift:
         blocks = self._block[at]
         counts = torch.bincount(blocks, minlength=self._blocks)
         slots = torch.arange(len(at), device=at.device) - (counts.cumsum(0) - counts)[blocks]
-        places = torch.full((self._blocks, int(counts.max())), torch.inf, device=at.device)
+        width = -(-int(counts.max()) // _SLOTS) * _SLOTS
+        places = torch.full((self._blocks, width), torch.inf, device=at.device)
         places[blocks, slots] = at.float()
         return (blocks, slots), places
 
