@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.config import BlendConfig
-from blendrag.errors import ConfigError, StoreError
+from blendrag.errors import ConfigError
 from blendrag.policies import Exact, Policy, make_policy
+from blendrag.store.problems import explain, make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -74,23 +74,13 @@ class Profile:
         except OSError as error:
             with suppress(OSError):
                 part.unlink()
-            raise _unwritable(path, error) from error
+            raise explain(error, store) from error
         return path
 
 
 def make_room(store: Path) -> None:
-    """Makes the folder of profiles; StoreError where it is not there to be written afterwards."""
-    folder = store / _FOLDER
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"{path} cannot be written ({error.strerror}): change that, or name another store")
+    """Makes the folder of profiles; StoreError where it cannot be written to."""
+    make_folder(store / _FOLDER)
 
 
 def profile_path(store: Path, fingerprint: str) -> Path:

@@ -101,6 +101,18 @@ def test_where_nothing_meets_it_the_nearest_is_named(answers: Any) -> None:
     assert "exact" in last
 
 
+def test_the_nearest_is_the_one_that_agrees_most_where_agreement_is_asked_for(answers: Any) -> None:
+    def agreement(setting: Setting, question: Question, random: np.random.Generator) -> tuple[float, float]:
+        share = question.line % 10
+        if isinstance(setting.policy, NoRecompute):
+            return 0.1, 0.19 if share < 8 else 0.21  # agree below .2
+        return (1.0, 0.0) if isinstance(setting.policy, Full) else (0.2, 0.0 if share < 5 else 0.21)
+
+    answers(agreement)
+    first, *_ = advise(found_for(Target(min_top1=0.85)))
+    assert first.startswith("The nearest was none: KL 0.19"), "others have less KL and agree less"
+
+
 def test_a_target_below_rounding_is_said_to_be_one(answers: Any) -> None:
     answers(lambda setting, question, random: (0.5, 0.02))
     [advice] = advise(found_for(Target(max_kl=0.01)))
@@ -202,7 +214,8 @@ def test_a_share_of_an_f1_of_nothing_is_no_target(answers: Any, monkeypatch: pyt
 def test_a_question_that_comes_again_proves_nothing_more(answers: Any) -> None:
     """A log has the same question many times: it would be in both halves, and count twice in each."""
     answers(usual)
-    again = [replace(question, line=100 + question.line, answers=()) for question in QUESTIONS]
+    again = [replace(question, line=100 + question.line, answers=(), chunks=question.chunks[::-1])
+             for question in QUESTIONS]
     found = found_for(Target(max_kl=0.2), [q for both in zip(QUESTIONS, again, strict=True) for q in both])
     assert (found.questions, found.repeats) == (QUESTIONS, 40)
     assert found.check[0].n == 20

@@ -10,8 +10,8 @@ import torch
 
 from blendrag.policies import CacheBlend, Layout, Query
 from blendrag.runtime.model.rotation import NoRotation, Rotation
+from blendrag.runtime.passes import averages as averages_module
 from blendrag.runtime.passes import blender as blender_module
-from blendrag.runtime.passes import drift as drift_module
 from blendrag.runtime.passes.drift import Drift
 from tests.test_blender import LAYERS, Model, Prompt, assert_same, attention, blend
 
@@ -78,7 +78,7 @@ def test_nothing_moves_where_nothing_is_known_or_stale(rows: tuple[int, ...]) ->
 
 
 def test_long_chunks_are_looked_at_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drift_module, "_BLOCK", 8)
+    monkeypatch.setattr(averages_module, "_BLOCK", 8)
     layout = Layout(mask(*range(10, 30)), ((10, 30),))
     all_v = torch.zeros(TOKENS, 1, 1)
     at = torch.tensor([10, 29])

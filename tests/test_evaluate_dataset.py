@@ -54,6 +54,7 @@ def test_lines_of_an_indented_list_are_counted(tmp_path: Path) -> None:
     ({"question": 3, "ctxs": ["x"]}, "line 1: question is a number: give a text"),
     ({"question": " ", "ctxs": ["x"]}, "line 1: question is empty: give a text"),
     ({"question": "A \ud83d?", "ctxs": ["x"]}, "line 1: question holds half a character"),
+    ({"question": "A?", "ctxs": [{"title": "\ud83d", "text": "x"}]}, r"ctxs\[0\].title holds half a character"),
     ({"question": "A?", "ctxs": []}, "line 1: ctxs is empty: give a list"),
     ({"question": "A?", "ctxs": {"text": "x"}}, "line 1: ctxs is an object: give a list"),
     ({"question": "A?", "ctxs": ["x", 5]}, r"line 1: ctxs\[1\] is a number"),

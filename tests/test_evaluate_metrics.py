@@ -44,6 +44,11 @@ def test_divergence_over_a_whole_vocabulary_is_exact() -> None:
     assert divergence(distribution({0: 1.0, 1: 0.0}), distribution({0: 0.5, 1: 0.5})) == pytest.approx(math.log(2))
 
 
+def test_what_one_holds_for_impossible_is_very_far_off_and_not_infinitely() -> None:
+    full, masked = distribution({0: 0.5, 1: 0.5}), Distribution(np.arange(2), np.array([0.0, -np.inf]))
+    assert 40 < divergence(full, masked) < 50
+
+
 def test_what_only_one_distribution_names_is_one_outcome() -> None:
     full, other = distribution({3: 0.6, 5: 0.3}), distribution({3: 0.4, 9: 0.5})
     expected = 0.6 * math.log(0.6 / 0.4) + 0.4 * math.log(0.4 / 0.6)

@@ -40,7 +40,7 @@ def test_plain_is_there_anyway() -> None:
     ("magic", "there is no policy 'magic'"), ("", "no policy is named"), ("plain", "no policy is named"),
     ("query:speed=1", "no setting speed"), ("query:ratio=2", "ratio"), ("query:reach", "write it as query:reach=0"),
     ("default:ratio=0.1", "takes no settings"), ("plain:ratio=1", "takes no settings"),
-    ("query:reach=[", "write it as"),
+    ("query:reach=[", "write it as"), ("query:policy=none", "write it as"), ("query:self=1", "no setting self"),
 ])
 def test_what_makes_no_sense_is_refused(policies: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -74,6 +74,22 @@ def test_a_step_takes_no_more_prompts_than_vllm_would_and_an_idle_one_any() -> N
     assert lengths(queue.take(step())) == [100]
 
 
+def test_where_there_is_never_room_one_is_done_from_time_to_time() -> None:
+    queue = audits(queue=4)
+    for _ in range(4):
+        queue.admit(request(1), plan(300))  # more than a step takes
+    busy = [step(1), step(200, 1, new=True)]  # decodes, or computes a prompt
+    when = []
+    for number in range(600):
+        if taken := queue.take(busy[number % 2]):
+            assert lengths(taken) == [300]
+            queue.done([GOOD])
+            when.append(number)
+    assert len(when) == 2
+    assert when[1] - when[0] > 200
+    assert lengths(queue.take(step())) == [300], "an idle step needs no patience"
+
+
 def test_what_does_not_fit_into_the_queue_or_cannot_be_compared_is_counted() -> None:
     queue = audits(queue=3)
     for _ in range(5):

@@ -10,6 +10,7 @@ from blendrag.runtime.messages import Placement
 from blendrag.runtime.model.rotation import NoRotation, Rotation
 from blendrag.runtime.passes import triton_attention
 from blendrag.runtime.passes.attention import attend, weights
+from blendrag.runtime.passes.averages import Neighbours
 from blendrag.runtime.passes.drift import Drift
 from blendrag.runtime.passes.rows import Rows
 from blendrag.runtime.passes.sparsity import Sparsity
@@ -107,14 +108,12 @@ def test_drift_kernels(neox: bool, half: int) -> None:
     layout = Layout(reused, ((5, 50), (60, 110)))
     expected_k, expected_v = stored.clone()
     Drift(layout, rows, 9.0).apply(at, fresh_k, fresh_v, expected_k, expected_v, rotation)
-    drift = Drift(layout, rows, 9.0)
-    weights = drift._of(at, torch.float32)
-    assert weights is not None
+    on_device = Layout(reused.to(DEVICE), layout.chunks)
+    averages = Neighbours(on_device, rows.to(DEVICE), 9.0).averages(at.to(DEVICE), torch.float32)
+    assert averages is not None
     if isinstance(rotation, Rotation):
         rotation.cos, rotation.sin = rotation.cos.to(DEVICE), rotation.sin.to(DEVICE)
-    kernels = DriftKernels(*(tuple(t.to(DEVICE) for t in given) if isinstance(given, tuple) else given.to(DEVICE)
-                             for given in (weights.probes, at[weights.probes], weights.probe_at, weights.stale,
-                                           weights.stale_at, weights.local, weights.overall)))
+    kernels = DriftKernels(averages)
     for _ in range(2):  # a second layer
         found_k, found_v = stored.clone().to(DEVICE)
         kernels.apply(fresh_k.to(DEVICE), fresh_v.to(DEVICE), found_k, found_v, rotation)

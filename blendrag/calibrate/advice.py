@@ -7,6 +7,7 @@ from statistics import fmean
 from blendrag.calibrate.points import Point
 from blendrag.calibrate.search import MOST_ROWS, Calibration
 from blendrag.calibrate.suitable import LEAST_QUESTIONS
+from blendrag.calibrate.target import Target
 from blendrag.evaluate.table import between, number, share
 
 _SHORT_PROMPT = 1000
@@ -30,7 +31,7 @@ def advise(found: Calibration) -> list[str]:
                       f"the {failed.n} others not for sure ({_measured(failed)}). More questions would say it more "
                       "exactly.")
     elif worth:
-        best = min(worth, key=lambda p: p.kl)
+        best = min(worth, key=lambda p: _distance(p, found.target))
         advice.append(f"The nearest was {best.setting.label}: {_measured(best)}, with {best.rows:.0%} of the rows. If "
                       "that will do, set the target to it.")
     if found.prompt_tokens < _SHORT_PROMPT:
@@ -43,6 +44,13 @@ def advise(found: Calibration) -> list[str]:
     advice.append("Meanwhile KV is reused where it is exact. Requests with policy=\"exact\", reorder=True, where the "
                   "order of chunks does not matter to you, often find some.")
     return advice
+
+
+def _distance(point: Point, target: Target) -> float:
+    """The less, the nearer."""
+    if target.max_kl is not None:
+        return point.kl
+    return -point.top1 if target.min_top1 is not None or point.f1 is None else -point.f1
 
 
 def _measured(point: Point) -> str:

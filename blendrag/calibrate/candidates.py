@@ -31,7 +31,8 @@ class Family:
         return Setting(self.name, self.at(ratio))
 
 
-# Shares are the layers in which attention is measured; "moved" carries changes over (`Selective.reach`).
+# Shares are the layers in which attention is measured, with the mean over the question's rows; "moved" carries changes
+# over (`Selective.reach`).
 FAMILIES = (
     Family("query", lambda ratio: Query(ratio=ratio)),
     Family("query 33-66 %", lambda ratio: Query(ratio=ratio, layers=(0.33, 0.66), over_rows="mean")),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, exp, lgamma, log, log1p
+from math import ceil, log
 
 import numpy as np
+from scipy.stats import binomtest
 
 from blendrag.evaluate.metrics import Interval
 
@@ -21,7 +22,8 @@ def kl_interval(values: Sequence[float]) -> Interval:
     Each end alone is passed with a probability of about 1 - `CONFIDENCE`.  The percentile interval, which is narrower,
     is no proof: a few questions have most of the divergence, and where the sample has none of them both its mean and
     its spread are too small.  Of exponentially distributed values, the mean is above the upper end of the percentile
-    interval of 5, 15, 30 values in 22, 12, 10 of 100 cases, and above that of this one in 10, 7, 7.
+    interval of 5, 15, 30 values in 22, 12, 10 of 100 cases, and above that of this one in 10, 7, 7; of log-normal ones
+    with a standard deviation of 1.6 times the mean in 14, 12, 11.
     """
     x = np.asarray(values, np.float64)
     mean, error = x.mean(), x.std(ddof=1) / len(x) ** 0.5
@@ -40,10 +42,7 @@ def share_proven(count: int, of: int, least: float) -> bool:
     """Whether a share is at least `least`, after `count` of so many (the exact test of a binomial distribution)."""
     if least <= 0:
         return True
-    # In logarithms, as the factors of a thousand questions overflow.
-    luck = sum(exp(lgamma(of + 1) - lgamma(n + 1) - lgamma(of - n + 1) + n * log(least) + (of - n) * log1p(-least))
-               for n in range(count, of + 1))
-    return luck <= 1 - CONFIDENCE
+    return bool(binomtest(count, of, least, alternative="greater").pvalue <= 1 - CONFIDENCE)
 
 
 def fewest_for(least: float) -> int:

@@ -31,8 +31,9 @@ def show(console: Console, found: Calibration, advice: Sequence[str]) -> None:
     if found.check:
         console.print()
         console.print(_table(found.check, f"On the {found.check[0].n} others, until one fails", found.target.max_kl))
-    console.print(Text("n-m %: the layers in which attention is measured; moved: what is not recomputed moves along, "
-                       "as with query; dim: another setting is better with fewer rows", style="dim"))
+    console.print(Text("n-m %: attention is measured in other layers than query's own, and averaged; moved: what is "
+                       "not recomputed moves along, as with query; dim: another setting is better with fewer rows",
+                       style="dim"))
     console.print()
     if found.repeats:
         console.print(Text(f"{found.repeats} questions came again and were asked once", style="yellow"))

@@ -16,10 +16,10 @@ REPEATS = "the others came before"
 
 
 def distinct(questions: Sequence[Question]) -> list[Question]:
-    """Each question once: one in both halves would prove little, and a log has many."""
+    """Each question once, in whatever order its chunks come: one in both halves would prove little."""
     found: dict[tuple[object, ...], Question] = {}
     for question in questions:
-        found.setdefault((question.text, question.chunks, question.instruction), question)
+        found.setdefault((question.text, frozenset(question.chunks), question.instruction), question)
     return list(found.values())
 
 

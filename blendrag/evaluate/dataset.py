@@ -129,7 +129,7 @@ def _chunk(document: Any, where: str) -> str:
         return f"{text}\n\n"
     if not isinstance(title, str):
         raise DatasetError(f"{where}.title is {_kind(title)}: give a text, or leave it out")
-    return f"{title}\n\n{text}\n\n"
+    return f"{_whole(title, f'{where}.title')}\n\n{text}\n\n"
 
 
 def _answers(entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
@@ -145,6 +145,10 @@ def _answers(entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DatasetError(f"{where} is {_kind(value)}: give a text")
+    return _whole(value, where)
+
+
+def _whole(value: str, where: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise DatasetError(f"{where} holds half a character (a lone surrogate, as of a text cut by UTF-16): mend it")
     return value

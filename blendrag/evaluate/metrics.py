@@ -16,6 +16,7 @@ Interval = tuple[float, float]
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FLOOR = 1e-9  # what is left to the rest of the vocabulary is known no better
+_IMPOSSIBLE = np.log(np.finfo(np.float32).tiny)  # masked tokens: a KL of infinity has no mean
 _RESAMPLES = 2000
 
 
@@ -45,7 +46,7 @@ def divergence(full: Distribution, other: Distribution) -> float:
     only hide differences.
     """
     _, mine, theirs = np.intersect1d(full.ids, other.ids, return_indices=True)
-    logp, logq = full.logprobs[mine], other.logprobs[theirs]
+    logp, logq = full.logprobs[mine], np.maximum(other.logprobs[theirs], _IMPOSSIBLE)
     possible = np.isfinite(logp)
     p = np.exp(logp[possible])
     inside = float(np.sum(p * (logp[possible] - logq[possible])))

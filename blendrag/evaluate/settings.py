@@ -72,9 +72,10 @@ def settings_of(policies: str, ratios: Sequence[float], config: BlendConfig) -> 
             made = [Setting(name, config.make_policy())]
         else:
             given = dict(_pair(spec, pair) for pair in pairs)
-            policy = config.make_policy(policy=name, **given)
+            policy = config.make_policy(policy={"policy": name, **given})
             several = ratios if hasattr(policy, "ratio") and "ratio" not in given else ()
-            made = [Setting(spec, config.make_policy(policy=name, **given, ratio=ratio)) for ratio in several]
+            made = [Setting(spec, config.make_policy(policy={"policy": name, **given, "ratio": ratio}))
+                    for ratio in several]
             made = made or [Setting(spec, policy)]
         found |= {setting.label: setting for setting in made if setting.label not in found}
     if not found:
@@ -89,6 +90,6 @@ def _pair(spec: str, pair: str) -> tuple[str, object]:
         parsed = yaml.safe_load(value)
     except yaml.YAMLError:
         found = ""
-    if not found or not name.strip():
+    if not found or name.strip() in ("", "policy"):
         raise ConfigError(f"{spec!r} is not a policy with settings: write it as query:reach=0:ratio=0.2")
     return name.strip(), parsed

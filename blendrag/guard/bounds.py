@@ -67,8 +67,10 @@ def _log_wealth(values: Values, mean: float, window: int | None = None) -> float
             open until then.  None: all is at the first one.
     """
     gains = np.log1p(_STAKES * (values[:, None] / mean - 1))
-    tables = [0] if window is None else range(0, window, _EVERY)
+    tables = np.arange(0, window or 1, _EVERY)
     money = np.full(len(tables), 0.5 / max(1, len(tables) - 1))
     money[0] = 1 - money[1:].sum()
-    made = np.stack([gains[start:].sum(0) for start in tables])
+    made = np.zeros((len(values) + 1, len(_STAKES)))  # from each value on
+    made[:-1] = gains[::-1].cumsum(0)[::-1]
+    made = made[tables.clip(max=len(values))]
     return float(np.logaddexp.reduce(np.log(money / len(_STAKES))[:, None] + made, axis=None))

@@ -16,6 +16,9 @@ from blendrag.policies import CacheBlend, First, Policy, Query
 LARGEST = 10
 """An audit counts as this many times `max_kl` at most: bounds need an end of the scale, one outlier proves little."""
 
+Told = tuple[float | None, float, float]
+"""A mean, None of nothing, and its lower and upper bound."""
+
 _RAISE = 2
 _ENOUGH = 0.5
 """Recomputing more than half is hardly cheaper than a full prefill."""
@@ -44,6 +47,7 @@ class Rung:
         self.good = True
         self._guard = guard
         self._window: deque[tuple[float, bool]] = deque(maxlen=guard.window)
+        self._told: tuple[Told, Told] | None = None
         self._evidence: deque[tuple[float, bool]] = deque(maxlen=guard.window)
 
     def add(self, kl: float, same: bool) -> bool:
@@ -54,6 +58,7 @@ class Rung:
             same: both have the same likeliest token.
         """
         scaled = min(kl / (LARGEST * self._guard.max_kl), 1.0) if kl == kl else 1.0
+        self._told = None
         self._window.append((scaled, same))
         self._evidence.append((scaled, same))
         verdict = self._verdict()
@@ -70,17 +75,21 @@ class Rung:
         """Audits in the window."""
         return len(self._window)
 
-    def kl(self) -> tuple[float | None, float, float]:
+    def kl(self) -> Told:
         """Mean KL in nats, None without audits; its lower and upper bound."""
-        values, _ = _columns(self._window)
-        scale = LARGEST * self._guard.max_kl
-        low, high = bounds(values, self._guard.confidence)
-        return (float(values.mean()) * scale if len(values) else None), low * scale, high * scale
+        return self._tell()[0]
 
-    def top1(self) -> tuple[float | None, float, float]:
+    def top1(self) -> Told:
         """Share of equal likeliest tokens, None without audits; its lower and upper bound."""
-        _, values = _columns(self._window)
-        return (float(values.mean()) if len(values) else None), *bounds(values, self._guard.confidence)
+        return self._tell()[1]
+
+    def _tell(self) -> tuple[Told, Told]:
+        """Both, kept until the next audit: bounds take a millisecond, and are asked for by worker, metrics and log."""
+        if self._told is None:
+            kls, same = _columns(self._window)
+            self._told = (_mean(kls, self._guard.confidence, LARGEST * self._guard.max_kl),
+                          _mean(same, self._guard.confidence, 1.0))
+        return self._told
 
     def _verdict(self) -> bool | None:
         """Whether the policy is good; None where the evidence allows both."""
@@ -153,6 +162,11 @@ def raised(policy: Policy) -> Policy | None:
 
 def _twice(ratio: float) -> float:
     return max(ratio, min(_ENOUGH, _RAISE * ratio))
+
+
+def _mean(values: Values, confidence: float, scale: float) -> Told:
+    low, high = bounds(values, confidence)
+    return (float(values.mean()) * scale if len(values) else None), low * scale, high * scale
 
 
 def _columns(audits: deque[tuple[float, bool]]) -> tuple[Values, Values]:

@@ -14,7 +14,8 @@ class QualityGuard(BaseModel):
 
     Attributes:
         share: of the requests that reuse chunks, those that are audited: beside its answer, the first token's
-            distribution is computed blended and in full.  An audit costs about one full prefill, when nobody waits.
+            distribution is computed blended and in full.  An audit costs about one full prefill, when nobody waits;
+            where there is always somebody, after 256 steps.
         max_kl: largest mean KL(full || blended) of the first token, in nats, that is accepted.
         min_top1: smallest share of requests whose likeliest first token must be a full prefill's; None: not asked for.
         confidence: of the bounds, and so of each decision.

@@ -47,19 +47,16 @@ class DiskTier:
         self.damaged = self.evicted = 0
         self._counting = threading.Lock()
         make_folder(path)
-        with explained(path):
-            if not os.access(path, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, "the folder is read-only")
-            with alone_in(path):
-                self.manifest = Manifest(path)
-                try:
-                    self._tidy()
-                    sync_folder(path)
-                    with suppress(PermissionError):
-                        sync_folder(path.parent)
-                except BaseException:
-                    self.manifest.close()
-                    raise
+        with explained(path), alone_in(path):
+            self.manifest = Manifest(path)
+            try:
+                self._tidy()
+                sync_folder(path)
+                with suppress(PermissionError):
+                    sync_folder(path.parent)
+            except BaseException:
+                self.manifest.close()
+                raise
 
     def put(self, key: str, entry: KVEntry, owner: Owner, tokens: Tokens | None = None) -> list[str] | None:
         """Writes an entry in host memory.  A key that is there keeps what it has: the same key means the same KV.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,9 +51,11 @@ def explain(error: OSError | sqlite3.Error, path: Path) -> StoreError:
 
 
 def make_folder(path: Path) -> None:
-    """Makes the store's folder unless it is there; StoreError where that is impossible."""
+    """Makes a folder of the store unless it is there; StoreError where it cannot be made, or written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except FileNotFoundError as error:  # as /proc says
         raise StoreError(f"the store {path} cannot be made there: {_ANOTHER}") from error
     except OSError as error:

@@ -171,8 +171,8 @@ class AttentionLane(_ContextLane):
             first = int((positions < self._question_start).sum())
             pieces = [slice(at, min(at + _SCORED_ROWS, len(positions)))
                       for at in range(first, len(positions), _SCORED_ROWS)]
-            self._asking[part.rows.start] = [
-                (piece, Rows(positions[piece], self.context.tokens, self._valid)) for piece in pieces]
+            self._asking = {part.rows.start: [  # parts come one after the other
+                (piece, Rows(positions[piece], self.context.tokens, self._valid)) for piece in pieces]}
         return self._asking[part.rows.start]
 
 

@@ -1,6 +1,6 @@
 """Moves what is not recomputed along with what is, on a CUDA device: two Triton kernels around a matrix product.
 
-The same as `Drift.apply` does in torch, where a layer takes some fifty launches, each longer than its work.
+The same as `torch_drift` does, where a layer takes some fifty launches, each longer than its work.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from blendrag.runtime.model.rotation import NoRotation, Rotation
+from blendrag.runtime.passes.averages import Averages
 from blendrag.runtime.passes.triton_rotation import pairs, table_of
 
 _BLOCK_ROWS = 16
@@ -98,26 +99,16 @@ def _move_kernel(moved_ptr, average_ptr, overall_ptr, all_k_ptr, all_v_ptr, at_p
 
 
 class DriftKernels:
-    """The averages of one prompt; see `blendrag.runtime.passes.drift`.
+    """The averages of one prompt; see `blendrag.runtime.passes.drift`."""
 
-    Args:
-        probes: int64 [probes], places of the recomputed tokens among the rows of the pass; `at` are their positions.
-        probe_at, stale_at: `(block, slot)` of each probe and stale token, int64 both.
-        stale: int64 [stale], positions.
-        local: [blocks, stale slots, probe slots], weights of the probes.
-        overall: [blocks, stale slots, 1], weight of the average over all probes.
-    """
-
-    def __init__(self, probes: torch.Tensor, at: torch.Tensor, probe_at: tuple[torch.Tensor, torch.Tensor],
-                 stale: torch.Tensor, stale_at: tuple[torch.Tensor, torch.Tensor], local: torch.Tensor,
-                 overall: torch.Tensor) -> None:
-        self._probes, self._at, self._stale = probes, at, stale
-        self._local, self._overall = local, overall.contiguous()
-        blocks, slots, probe_slots = local.shape
-        self._probe_slots = probe_at[0] * probe_slots + probe_at[1]
-        self._stale_slots = stale_at[0] * slots + stale_at[1]
-        self._shares = local.new_zeros(1, blocks * probe_slots)
-        self._shares[0, self._probe_slots] = 1 / len(probes)
+    def __init__(self, averages: Averages) -> None:
+        self._probes, self._at, self._stale = averages.probes, averages.probes_at, averages.stale
+        self._local, self._overall = averages.local, averages.overall.contiguous()
+        blocks, slots, probe_slots = self._local.shape
+        self._probe_slots = averages.probe_slots[0] * probe_slots + averages.probe_slots[1]
+        self._stale_slots = averages.stale_slots[0] * slots + averages.stale_slots[1]
+        self._shares = self._local.new_zeros(1, blocks * probe_slots)
+        self._shares[0, self._probe_slots] = 1 / len(self._probes)
         self._changes: torch.Tensor | None = None
 
     def apply(self, k: torch.Tensor, v: torch.Tensor, all_k: torch.Tensor, all_v: torch.Tensor,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
+_PATIENCE = 256
+"""Steps that an audit waits for one in which it is in nobody's way; a busy server needs its guard, too."""
+
 
 class Audits:
     """The scheduler half's queue of requests to audit.
@@ -31,8 +34,9 @@ class Audits:
         self._step_tokens = step_tokens
         self._random = random.Random()
         self._waiting: AfterFirstToken[tuple[Plan, Audit]] = AfterFirstToken()
-        self._ready: list[Audit] = []
+        self._ready: list[tuple[int, Audit]] = []
         self._running: list[Audit] = []
+        self._steps = 0
         self._untold = {"worker": False, "metrics": False}
 
     def admit(self, request: Request, plan: Plan) -> Ladder | None:
@@ -56,18 +60,20 @@ class Audits:
     def take(self, step: SchedulerOutput) -> list[Audit]:
         """The audits to do in a step; none where it computes somebody's prompt.
 
-        In a step that decodes for somebody they take no longer than another request's prompt would.
+        In a step that decodes for somebody they take no longer than another request's prompt would.  An audit that has
+        waited for very long is done all the same, alone.
         """
+        self._steps += 1
         self._admit()
-        if self._running or prefills(step):
+        if self._running or not self._ready:
             return []
-        room = self._step_tokens
-        for audit in list(self._ready):
-            length = len(audit.token_ids)
-            if length <= room or (idle(step) and not (self._running and KEEPS_STEPPING)):
-                self._ready.remove(audit)
-                self._running.append(audit)
-                room -= length
+        since, oldest = self._ready[0]
+        if self._steps - since > _PATIENCE:
+            self._ready.pop(0)
+            self._ready = [(self._steps, audit) for _, audit in self._ready]  # the next one waits as long again
+            self._running = [oldest]
+        elif not prefills(step):
+            self._fill(step)
         return list(self._running)
 
     def done(self, results: list[AuditResult]) -> None:
@@ -97,7 +103,16 @@ class Audits:
         return [asdict(quality) for quality in self.monitor.quality()]
 
     def _admit(self) -> None:
-        self._ready.extend(audit for plan, audit in self._waiting.due() if not plan.declined)
+        self._ready.extend((self._steps, audit) for plan, audit in self._waiting.due() if not plan.declined)
+
+    def _fill(self, step: SchedulerOutput) -> None:
+        room = self._step_tokens
+        for entry in list(self._ready):
+            length = len(entry[1].token_ids)
+            if length <= room or (idle(step) and not (self._running and KEEPS_STEPPING)):
+                self._ready.remove(entry)
+                self._running.append(entry[1])
+                room -= length
 
     def _drop(self, asked: Policy) -> None:
         self.monitor.drop(asked)
