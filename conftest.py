@@ -140,3 +140,25 @@ def own_process() -> Callable[..., str]:
         return done.stderr if exit_code else done.stdout
 
     return run
+
+
+@pytest.fixture
+def example(engine_pool: EnginePool, monkeypatch: pytest.MonkeyPatch,
+            capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a program of examples/ with its arguments and returns what it printed.
+
+    In this process, where everything that it imports has been imported already, with an engine of its own.
+    """
+    import runpy
+    import sys
+
+    def run(name: str, *arguments: str) -> str:
+        engine_pool.close()
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; unasked, it is most of the machine, full of zeros
+        capsys.readouterr()
+        with _no_collections():
+            runpy.run_path(str(Path(__file__).parent / "examples" / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run

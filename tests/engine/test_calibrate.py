@@ -11,7 +11,7 @@ from rich.console import Console
 
 from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
 from blendrag.calibrate import Target, calibrate
-from blendrag.calibrate.candidates import FAMILIES
+from blendrag.calibrate.candidates import CHEAPEST, FAMILIES
 from blendrag.calibrate.generate import generate_questions
 from blendrag.calibrate.sources import Given
 from blendrag.cli import calibrate as command
@@ -22,7 +22,7 @@ from blendrag.profile import Profile, load_profile
 from tests.engine.texts import PASSAGES, QUESTION
 
 QUESTIONS = [Question(f"What is said of number {number} here?",
-                      tuple(f"{PASSAGES[(number * step) % len(PASSAGES)]}\n\n" for step in (1, 2, 3)), line=number)
+                      tuple(f"{PASSAGES[(number * step) % len(PASSAGES)]}\n\n" for step in (1, 2)), line=number)
              for number in range(1, 11)]
 PROMPT = BlendPrompt("Answer from these.\n\n", *map(Chunk, PASSAGES[:3]), QUESTION)
 
@@ -69,6 +69,7 @@ def test_engines_use_what_the_command_left_in_their_store(engine_pool: Any, smol
     """The command itself, its search made short; then the same engine again, with what it found and without any."""
     engine_pool.close()
     arguments = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048, "kv_cache_memory_bytes": 2**28}
+    monkeypatch.setattr("blendrag.calibrate.search.CHEAPEST", CHEAPEST[:1])
     monkeypatch.setattr("blendrag.calibrate.calibrate", lambda *given, **options: calibrate(
         *given, families=FAMILIES[2:3], ratios=(), **options))
     data, target = tmp_path / "data.json", Target(max_kl=5)

