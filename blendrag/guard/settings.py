@@ -32,7 +32,7 @@ class QualityGuard(BaseModel):
     max_kl: Annotated[float, Field(gt=0, le=1000)] = 0.3
     min_top1: Annotated[float, Field(gt=0, lt=1)] | None = None
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
-    window: Annotated[int, Field(ge=50, le=10_000)] = 200
+    window: Annotated[int, Field(ge=50, le=2_000)] = 200
     queue: Annotated[int, Field(ge=1)] = 16
 
     def __init__(self, **settings: Any) -> None:
