@@ -137,6 +137,12 @@ def mark_chunks(texts: Iterable[str], delimiter: str = DELIMITER, separator: str
     return delimiter + delimiter.join(pieces[1:]) + delimiter
 
 
+def escape_marks(text: str, delimiter: str = DELIMITER) -> str:
+    """Text to stand around marked chunks: a delimiter in it begins and ends nothing, and comes back unchanged."""
+    _check(delimiter)
+    return _escape(text, delimiter)
+
+
 def strip_marks(text: str, delimiter: str = DELIMITER) -> str:
     """The text without delimiters, for a model that does not blend."""
     return BlendPrompt.from_text(text, delimiter).text

@@ -82,7 +82,9 @@ def test_the_first_questions_are_taken_after_repeats_are_left_out(tmp_path: Path
     entries = json.loads(Path(DATA).read_text())
     data.write_text(json.dumps([*[entries[0]] * 30, *entries]))
     engine: Any = None  # it is not asked
-    asked = Given(data, 11, Target(max_kl=0.1)).questions(engine)
+    given = Given(data, 11, Target(max_kl=0.1))
+    asked = given.questions(engine)
+    assert given.repeats == 30
     assert [question.text for question in asked] == [entry["question"] for entry in entries[:11]]
     with pytest.raises(DatasetError, match=r"^11 of 41 questions can be asked \(the others came before\), and a top-1"):
         Given(data, 11, Target(min_top1=0.9))

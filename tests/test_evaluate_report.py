@@ -17,7 +17,7 @@ from blendrag.evaluate.ask import Answer
 from blendrag.evaluate.blendmap import MappedPrompt, draw, pieces_of
 from blendrag.evaluate.html import report
 from blendrag.evaluate.metrics import Distribution
-from blendrag.evaluate.plots import Axis, spanning
+from blendrag.evaluate.plots import Axis, Point, Series, chart, spanning
 from blendrag.evaluate.table import show
 from blendrag.policies import CacheBlend, NoRecompute, Query
 from blendrag.stats import BlendMap, BlendStats, ChunkStats
@@ -186,6 +186,16 @@ def test_pieces_join_to_the_text() -> None:
     pieces = pieces_of(Bytes(), list(text.encode()))
     assert "".join(pieces) == text
     assert len(pieces) == len(text.encode())
+
+
+def test_labels_stay_on_the_chart() -> None:
+    points = [Point(0.5, 0.0, "", f"label {number}") for number in range(9)]
+    long = f"a policy with {', '.join('many settings' for _ in range(9))}"
+    drawn = chart("many", [Series(0, points)], Axis("across", 0.0, 1.0), Axis(long, 0.0, 1.0))
+    places = [float(found) for found in re.findall(r'class="label" x="[\d.]+" y="([\d.]+)"', drawn)]
+    bottom = float(re.findall(r'class="grid"[^>]* y1="12" y2="(\d+)"', drawn)[0])
+    assert places == [bottom + 4], "the others would be over the axis"
+    assert drawn.count("textLength") == 1, "of the label that is longer than its axis"
 
 
 def test_axes() -> None:

@@ -30,6 +30,7 @@ def test_policies_may_have_settings() -> None:
     assert [setting.policy for setting in found] == [Query(0.1, layers=(0.3, 1.0), reach=0), First(8), CacheBlend(0.4)]
     assert [setting.label for setting in found] == ["query:reach=0:layers=[0.3, 1] 0.1", "first:tokens=8",
                                                     "cacheblend:ratio=0.4"]
+    assert [setting.label for setting in settings_of("query: ratio = 0.3", [], CONFIG)] == ["query: ratio = 0.3"]
 
 
 def test_plain_is_there_anyway() -> None:
@@ -40,7 +41,8 @@ def test_plain_is_there_anyway() -> None:
     ("magic", "there is no policy 'magic'"), ("", "no policy is named"), ("plain", "no policy is named"),
     ("query:speed=1", "no setting speed"), ("query:ratio=2", "ratio"), ("query:reach", "write it as query:reach=0"),
     ("default:ratio=0.1", "takes no settings"), ("plain:ratio=1", "takes no settings"),
-    ("query:reach=[", "write it as"), ("query:policy=none", "write it as"), ("query:self=1", "no setting self"),
+    ("query:reach=[", "write it as"), ("query:policy=none", "names two policies"), ("query:reach=.inf", "reach"),
+    ("query:self=1", "no setting self"),
 ])
 def test_what_makes_no_sense_is_refused(policies: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

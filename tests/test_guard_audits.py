@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from blendrag.runtime.planning.audits import Audits
 from blendrag.runtime.planning.placing import Plan
 from blendrag.stats import BlendStats
 
+NUMBERS = count()
 GOOD, BAD = AuditResult([0.01], [True]), AuditResult([5.0], [False])
 
 
@@ -24,7 +26,8 @@ def request(tokens: int = 0) -> Any:
 
 
 def plan(length: int = 100, policy: Policy | None = None) -> Plan:
-    return Plan(policy or Query(), BlendStats(), np.arange(length, dtype=np.int64))
+    """Of a prompt that no other has."""
+    return Plan(policy or Query(), BlendStats(), np.arange(length, dtype=np.int64) + next(NUMBERS))
 
 
 def step(*tokens: int, new: bool = False) -> Any:
@@ -108,6 +111,20 @@ def test_a_share_of_the_requests_is_audited() -> None:
     assert 400 < len(queue.take(step())) < 600
 
 
+def test_several_samples_of_a_prompt_are_audited_once() -> None:
+    queue = audits()
+    sampled = plan()
+    for _ in range(4):
+        queue.admit(request(1), sampled)
+    assert len(queue.take(step())) == 1
+    queue.admit(request(1), sampled)
+    queue.done([GOOD])
+    assert queue.take(step()) == []
+    queue.admit(request(1), plan(policy=Query(ratio=0.3)))
+    assert len(queue.take(step())) == 1
+    assert [told.dropped for told in queue.monitor.quality()] == [0, 0]
+
+
 def test_a_full_prefill_is_not_compared_with_itself() -> None:
     queue = audits()
     assert queue.admit(request(1), plan(policy=Full())) is None
@@ -142,8 +159,8 @@ def test_metrics_tell_the_state_of_each_policy_and_count_audits_once() -> None:
                              {Gauge: gauge, Counter: counter, Histogram: None},
                              ["model_name", "engine"], {0: ["m", "0"]})
     queue = audits(queue=100)
-    for count in (3, 4):
-        for _ in range(count):
+    for many in (3, 4):
+        for _ in range(many):
             queue.admit(request(1), plan(10))
         queue.done([results_of(audit, BAD) for audit in queue.take(step())])
         stats = QualityStats({"policies": queue.news("metrics")})

@@ -202,3 +202,16 @@ def test_a_guard_can_be_turned_on_and_off_in_a_word(monkeypatch: pytest.MonkeyPa
 def test_settings_that_make_no_sense_are_refused(form: object, remedy: str) -> None:
     with pytest.raises(ConfigError, match=remedy):
         BlendConfig(quality_guard=form)
+
+
+def test_the_log_tells_what_the_raised_ratio_came_to(caplog: pytest.LogCaptureFixture) -> None:
+    monitor = Monitor(GUARD)
+    with caplog.at_level(logging.INFO, "blendrag.guard"):
+        for _ in range(40):
+            watched = monitor.ladder(Query()).watched
+            monitor.add(Query(), watched, [2.0, 1.5][: len(watched)], [False] * len(watched))
+    up, off = [record.getMessage() for record in caplog.records]
+    assert "now get: ratio raised.  In " in up
+    assert "blending off" in off
+    assert "of query the mean KL of the first token is 2 (" in off
+    assert "of query(ratio=0.3) the mean KL of the first token is 1.5 (" in off

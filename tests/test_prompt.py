@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from blendrag.config import DELIMITER
 from blendrag.errors import PromptError
-from blendrag.prompt import BlendPrompt, Chunk, as_prompt, mark_chunks, strip_marks
+from blendrag.prompt import BlendPrompt, Chunk, as_prompt, escape_marks, mark_chunks, strip_marks
 
 ESCAPE = "\ue001"
 DELIMITERS = [DELIMITER, " # # ", "##", "abab"]
@@ -103,6 +103,15 @@ def test_an_empty_delimiter_is_refused():
 
 
 # Marked chunks.
+
+
+@settings(deadline=None)
+@given(texts, st.lists(texts, min_size=1, max_size=3), texts, st.sampled_from(DELIMITERS))
+def test_escaped_text_around_marked_chunks_is_no_chunk_whatever_it_holds(before, chunks, after, delimiter):
+    marked = f"{escape_marks(before, delimiter)}{mark_chunks(chunks, delimiter)}{escape_marks(after, delimiter)}"
+    prompt = BlendPrompt.from_text(marked, delimiter)
+    assert prompt.chunks == [chunk for chunk in chunks if chunk.strip()]
+    assert prompt.text == before + "\n\n".join(chunks) + after
 
 
 @settings(deadline=None)

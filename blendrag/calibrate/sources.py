@@ -26,6 +26,9 @@ class Given:
         count: most questions.
         target: what they are asked for.
 
+    Attributes:
+        repeats: questions that are there more than once, and are asked once.
+
     Raises:
         DatasetError: they cannot be read, or cannot prove the target.
     """
@@ -34,7 +37,8 @@ class Given:
         listed = load_questions(data)
         different = distinct(listed)
         self._questions = different[:count]
-        require(self._questions, target, len(self._questions) + len(listed) - len(different), REPEATS)
+        self.repeats = len(listed) - len(different)
+        require(self._questions, target, len(self._questions) + self.repeats, REPEATS)
 
     def questions(self, engine: BlendEngine) -> list[Question]:
         """The first questions, each once."""
@@ -53,6 +57,8 @@ class Generated:
         DocumentError: there is nothing to read.
         ModelError: the embedder cannot be fetched.
     """
+
+    repeats = 0
 
     def __init__(self, docs: Path, count: int, top_k: int, chunk_tokens: int, console: Console) -> None:
         with document_warnings(console):

@@ -117,6 +117,7 @@ def run_calibrate(model: str, store: Path, source: Given | Generated, target: Ta
         asked = source.questions(engine)
         with progress_bars(console) as on_progress:
             found = search(engine, asked, target, on_progress=on_progress)
+    found.repeats += source.repeats
     advice, chosen = advise(found), found.chosen
     show(console, found, advice)
     profile = Profile(

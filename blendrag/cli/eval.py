@@ -104,19 +104,21 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
         title = f"{model} on {dataset}, {device()}"
         if found.questions:
             show(console, found, summaries, title)
-        if json_file:
-            told: dict[str, Any] = {"model": model, "dataset": dataset,
-                                    "policies": [summary.to_dict() for summary in summaries]}
-            if found.failures:
-                told["left_out"] = [{"line": f.question.line, "reason": f.reason} for f in found.failures]
-            if found.interrupted:
-                told["interrupted"] = True
-            write(json_file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
-        if html_file and found.questions:
-            mapped = None
-            with suppress(BlendError):  # an engine that died leaves a report without a map
-                mapped = map_prompt(engine, found)
-            write(html_file, report(title, found, summaries, mapped))
+        try:
+            if json_file:
+                told: dict[str, Any] = {"model": model, "dataset": dataset,
+                                        "policies": [summary.to_dict() for summary in summaries]}
+                if found.failures:
+                    told["left_out"] = [{"line": f.question.line, "reason": f.reason} for f in found.failures]
+                if found.interrupted:
+                    told["interrupted"] = True
+                write(json_file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+        finally:  # a file that fails takes no other with it
+            if html_file and found.questions:
+                mapped = None
+                with suppress(BlendError):  # an engine that died leaves a report without a map
+                    mapped = map_prompt(engine, found)
+                write(html_file, report(title, found, summaries, mapped))
     if not found.questions:
         reason = found.failures[0].reason if found.failures else "interrupted"
         raise BlendError(f"not one question could be measured: {reason}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blendrag.evaluate.prompts import as_chat
-from blendrag.prompt import BlendPrompt, Chunk, mark_chunks
+from blendrag.prompt import BlendPrompt, Chunk, escape_marks, mark_chunks
 
 _SPACE = re.compile(r"(\s+)")
 _LONGEST_WORD = 100
@@ -19,7 +19,7 @@ def build_prompt(tokenizer: Any, question: str, chunks: Sequence[Chunk]) -> Blen
     The text before the first chunk is the same for every question, so that chunks can be encoded behind it.
     """
     passages = mark_chunks(chunk.text for chunk in chunks)
-    request = f"Answer the question from these passages.\n\n{passages}\n\nQuestion: {question}"
+    request = f"Answer the question from these passages.\n\n{passages}\n\nQuestion: {escape_marks(question)}"
     return as_chat(tokenizer, request, "\nAnswer:")
 
 

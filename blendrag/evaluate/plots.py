@@ -11,7 +11,7 @@ WIDE, SQUARE = (460, 300), (360, 350)
 """Sizes of a chart."""
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 12, 46
-_LABEL_HEIGHT, _LETTER_WIDTH = 13, 6.2
+_LABEL_HEIGHT, _LETTER_WIDTH, _BESIDE = 13, 6.2, 4
 COLOURS = 8
 """Colours that report.css defines; further series begin again."""
 
@@ -142,10 +142,13 @@ def _frame(place: _Place) -> list[str]:
                      f'<text class="tick" x="{place.left - 6}" y="{at + 4:.1f}" text-anchor="end">'
                      f'{place.y_axis.text(value)}</text>')
     middle_x, middle_y = (place.left + place.right) / 2, (place.top + place.bottom) / 2
-    parts.append(f'<text class="axis" x="{middle_x}" y="{place.bottom + 38}" text-anchor="middle">'
-                 f'{escape(place.x_axis.label)}</text>'
-                 f'<text class="axis" x="14" y="{middle_y}" text-anchor="middle" '
-                 f'transform="rotate(-90 14 {middle_y})">{escape(place.y_axis.label)}</text>')
+    for label, room, where in (
+            (place.x_axis.label, place.right - place.left, f'x="{middle_x}" y="{place.bottom + 38}"'),
+            (place.y_axis.label, place.bottom - place.top,
+             f'x="14" y="{middle_y}" transform="rotate(-90 14 {middle_y})"')):
+        # Squeezed where it is longer than the axis, as a policy with many settings is.
+        fit = f' textLength="{room}" lengthAdjust="spacingAndGlyphs"' if _LETTER_WIDTH * len(label) > room else ""
+        parts.append(f'<text class="axis" {where} text-anchor="middle"{fit}>{escape(label)}</text>')
     return parts
 
 
@@ -165,16 +168,18 @@ def _marks(place: _Place, series: Series) -> list[str]:
 
 
 def _labels(place: _Place, series: Sequence[Series]) -> list[str]:
-    """Text beside the marks, moved up or down until no two overlap."""
+    """Text beside the marks, moved down until no two overlap; left out where that would be below the chart."""
     taken: list[tuple[float, float, float]] = []
     parts = []
     for point in sorted((point for one in series for point in one.points if point.label), key=lambda p: place.y(p.y)):
         width = _LETTER_WIDTH * len(point.label)
-        x, y = place.x(point.x) + 9, place.y(point.y) + 4
+        x, y = place.x(point.x) + 9, place.y(point.y) + _BESIDE
         if x + width > place.right:
             x -= 18 + width
         while any(x < end and begin < x + width and abs(y - other) < _LABEL_HEIGHT for begin, end, other in taken):
             y += _LABEL_HEIGHT
+        if y > place.bottom + _BESIDE:
+            continue
         taken.append((x, x + width, y))
         parts.append(f'<text class="label" x="{x:.1f}" y="{y:.1f}">{escape(point.label)}</text>')
     return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from blendrag.evaluate.dataset import Question
-from blendrag.prompt import BlendPrompt, mark_chunks
+from blendrag.prompt import BlendPrompt, escape_marks, mark_chunks
 
 INSTRUCTION = "Answer from the passages alone, in at most 5 words, and do not repeat the question."
 """How to answer, unless a question says otherwise."""
@@ -16,10 +16,10 @@ def build_prompt(tokenizer: Any, question: Question) -> BlendPrompt:
 
     The text before the first chunk depends on nothing but the instruction: chunks can be encoded behind it.
     """
-    instruction = question.instruction or INSTRUCTION
+    instruction = escape_marks(question.instruction or INSTRUCTION)
     passages = mark_chunks(question.chunks, separator="")
     request = (f"Read these passages; a question follows them. {instruction}\n\nPassages:\n{passages}"
-               f"{instruction}\nQuestion: {question.text}")
+               f"{instruction}\nQuestion: {escape_marks(question.text)}")
     return as_chat(tokenizer, request, "\nAnswer:")
 
 

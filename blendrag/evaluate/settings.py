@@ -12,6 +12,7 @@ from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError
 from blendrag.policies import Policy
 
+_RATIO = re.compile(r":\s*ratio\s*=")
 _COMMA = re.compile(r",(?![^\[]*\])")  # but not inside of a list
 
 
@@ -35,7 +36,7 @@ class Setting:
     @property
     def label(self) -> str:
         """Name and ratio."""
-        return self.name if self.ratio is None or "ratio=" in self.name else f"{self.name} {ratio_text(self.ratio)}"
+        return labelled(self.name, self.ratio)
 
 
 PLAIN = Setting("plain", None)
@@ -43,6 +44,11 @@ PLAIN = Setting("plain", None)
 
 DEFAULT = "default"
 """The name of what the engine uses unasked: its settings' policy, or that of the model's profile."""
+
+
+def labelled(name: str, ratio: float | Sequence[float] | None) -> str:
+    """A setting's name, and its ratio unless the name says it."""
+    return name if ratio is None or _RATIO.search(name) else f"{name} {ratio_text(ratio)}"
 
 
 def ratio_text(ratio: float | Sequence[float]) -> str:
@@ -90,6 +96,8 @@ def _pair(spec: str, pair: str) -> tuple[str, object]:
         parsed = yaml.safe_load(value)
     except yaml.YAMLError:
         found = ""
-    if not found or name.strip() in ("", "policy"):
+    if name.strip() == "policy":
+        raise ConfigError(f"{spec!r} names two policies: write the one that you want")
+    if not found or not name.strip():
         raise ConfigError(f"{spec!r} is not a policy with settings: write it as query:reach=0:ratio=0.2")
     return name.strip(), parsed

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from blendrag.evaluate.metrics import Interval
 from blendrag.evaluate.run import Evaluation
-from blendrag.evaluate.settings import DEFAULT, ratio_text
+from blendrag.evaluate.settings import DEFAULT, labelled
 from blendrag.evaluate.summary import Summary
 
 NONE = "–"
+_FINE = 0.01  # ends of less would look alike with two digits
 COLUMNS = {
     "rows": "share of a full prefill's rows (tokens x layers) that was computed, all passes counted",
     "F1": "words of the answer's first line against the right answers; below it, the 95 % interval of the difference "
@@ -58,9 +59,8 @@ def table(summaries: Sequence[Summary], title: str) -> Table:
         if s is not summaries[0]:
             compared = [_over(number(s.kl), s.ci["kl"]), share(s.top1), number(s.kl16), share(s.same)]
             change = s.ci["f1"]
-        label = s.policy if s.ratio is None else f"{s.policy} {ratio_text(s.ratio)}"
-        result.add_row(Text(label), share(s.rows), _over(number(s.f1), change, signed=True), share(s.em), *compared,
-                       NONE if s.ttft_s is None else seconds(s.ttft_s))
+        result.add_row(Text(labelled(s.policy, s.ratio)), share(s.rows), _over(number(s.f1), change, signed=True),
+                       share(s.em), *compared, NONE if s.ttft_s is None else seconds(s.ttft_s))
     return result
 
 
@@ -81,8 +81,10 @@ def seconds(value: float) -> str:
 
 def between(ends: Interval | None, signed: bool = False) -> str:
     """An interval."""
-    form = "{:+.2f}…{:+.2f}" if signed else "{:.2f}…{:.2f}"
-    return "" if ends is None else form.format(*ends)
+    if ends is None:
+        return ""
+    digits = 3 if max(map(abs, ends)) < _FINE else 2
+    return "…".join(f"{end:{'+' if signed else ''}.{digits}f}" for end in ends)
 
 
 def _over(figure: str, ends: Interval | None, signed: bool = False) -> Text:

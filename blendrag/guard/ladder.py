@@ -129,6 +129,11 @@ class Ladder:
         return rung.policy if rung is not None else None
 
     @property
+    def reasons(self) -> list[Rung]:
+        """The rungs whose verdicts make the level what it is."""
+        return self._watched() if self.level is Level.OFF else [self.asked]
+
+    @property
     def watched(self) -> list[Policy]:
         """The policies that an audit compares with a full prefill."""
         return [rung.policy for rung in self._watched()]

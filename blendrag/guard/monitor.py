@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blendrag.guard.ladder import Ladder, Level
+from blendrag.guard.ladder import Ladder, Level, Rung
 from blendrag.guard.settings import QualityGuard
 from blendrag.policies import Policy
 
@@ -103,13 +103,17 @@ class Monitor:
         del self._policies[next(fine, next(iter(self._policies)))]
 
     def _tell(self, policy: Policy, ladder: Ladder) -> None:
-        told = f"mean KL of the first token is {_spread(*ladder.asked.kl())}; {self._guard.max_kl:.3g} is allowed)"
+        logger.log(logging.INFO if ladder.level is Level.AS_ASKED else logging.WARNING,
+                   "quality guard: requests with policy %s now get: %s.  %s", policy.label, ladder.level.value,
+                   ".  ".join(map(self._found, ladder.reasons)))
+
+    def _found(self, rung: Rung) -> str:
+        told = (f"In {rung.samples} audits of {rung.policy.label} the mean KL of the first token is "
+                f"{_spread(*rung.kl())}; {self._guard.max_kl:.3g} is allowed)")
         if self._guard.min_top1 is not None:
             told += (f", and the share whose likeliest first token is a full prefill's is "
-                     f"{_spread(*ladder.asked.top1())}; {self._guard.min_top1:.3g} is asked for)")
-        logger.log(logging.INFO if ladder.level is Level.AS_ASKED else logging.WARNING,
-                   "quality guard: requests with policy %s now get: %s.  In %d audits of it the %s",
-                   policy.label, ladder.level.value, ladder.asked.samples, told)
+                     f"{_spread(*rung.top1())}; {self._guard.min_top1:.3g} is asked for)")
+        return told
 
 
 def _spread(mean: float | None, low: float, high: float) -> str:

@@ -12,7 +12,7 @@ from pydantic import Field
 Share = Annotated[float, Field(ge=0, le=1)]
 """A share of something, 0 to 1."""
 
-Reach = Annotated[float, Field(ge=0)]
+Reach = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A distance in tokens."""
 
 

@@ -6,6 +6,8 @@ import random
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from blendrag.guard import Monitor, QualityGuard
 from blendrag.guard.ladder import Ladder
 from blendrag.policies import Full, Policy, make_policy
@@ -48,7 +50,7 @@ class Audits:
         if isinstance(plan.policy, Full):
             return None
         ladder = self.monitor.ladder(plan.policy)
-        if self._random.random() < self._guard.share:
+        if self._random.random() < self._guard.share and not self._has(plan):
             if len(self._waiting) + len(self._ready) >= self._guard.queue:
                 self._drop(plan.policy)
             else:
@@ -101,6 +103,12 @@ class Audits:
             return None
         self._untold[listener] = False
         return [asdict(quality) for quality in self.monitor.quality()]
+
+    def _has(self, plan: Plan) -> bool:
+        """Whether such a request is in the queue: several samples of one prompt are as good as one another."""
+        asked = plan.policy.settings()
+        audits = [*(audit for _, audit in self._waiting), *(audit for _, audit in self._ready), *self._running]
+        return any(audit.asked == asked and np.array_equal(audit.token_ids, plan.ids) for audit in audits)
 
     def _admit(self) -> None:
         self._ready.extend((self._steps, audit) for plan, audit in self._waiting.due() if not plan.declined)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
@@ -38,6 +39,9 @@ class AfterFirstToken(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __iter__(self) -> Iterator[T]:
+        return (item for _, item in self._waiting)
 
     def add(self, request: Request, item: T) -> None:
         """Takes a thing that belongs to a request."""
