@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from blendrag.runtime.messages import Missing
 from blendrag.runtime.planning.populator import Populator
 
@@ -19,7 +17,7 @@ def populator(*lengths: int, stored: frozenset[str] = frozenset()) -> Populator:
     """With chunks of so many tokens, each named by its length."""
     queue = Populator(lambda missing: str(len(missing.ids)), lambda keys: set(keys) & stored)
     request: Any = SimpleNamespace(num_output_tokens=1, is_finished=lambda: False)
-    queue.add(request, [Missing(np.arange(length), is_prefix=False) for length in lengths])
+    queue.add(request, [Missing(list(range(length)), is_prefix=False) for length in lengths])
     return queue
 
 

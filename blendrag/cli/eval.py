@@ -15,8 +15,11 @@ from blendrag.errors import BlendError, ConfigError
 from blendrag.files import check_writable, write
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blendrag.config import BlendConfig
     from blendrag.evaluate import Evaluation, Question, Setting
+    from blendrag.evaluate.summary import Summary
 
 EPILOG = ("Any engine option of vLLM may follow, such as --max-model-len 8192 or --dtype float32; "
           "`blendrag serve --vllm-help` lists them all.")
@@ -106,12 +109,7 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
             show(console, found, summaries, title)
         try:
             if json_file:
-                told: dict[str, Any] = {"model": model, "dataset": dataset,
-                                        "policies": [summary.to_dict() for summary in summaries]}
-                if found.failures:
-                    told["left_out"] = [{"line": f.question.line, "reason": f.reason} for f in found.failures]
-                if found.interrupted:
-                    told["interrupted"] = True
+                told = {"model": model, "dataset": dataset} | _told(found, summaries)
                 write(json_file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
         finally:  # a file that fails takes no other with it
             if html_file and found.questions:
@@ -123,3 +121,13 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
         reason = found.failures[0].reason if found.failures else "interrupted"
         raise BlendError(f"not one question could be measured: {reason}")
     return found
+
+
+def _told(found: Evaluation, summaries: Sequence[Summary]) -> dict[str, Any]:
+    """What the JSON file says of a measurement."""
+    told: dict[str, Any] = {"policies": [summary.to_dict() for summary in summaries]}
+    if found.failures:
+        told["left_out"] = [{"line": f.question.line, "reason": f.reason} for f in found.failures]
+    if found.interrupted:
+        told["interrupted"] = True
+    return told

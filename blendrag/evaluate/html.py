@@ -12,7 +12,7 @@ from blendrag.evaluate.blendmap import SHADES, MappedPrompt, draw
 from blendrag.evaluate.metrics import first_line
 from blendrag.evaluate.plots import SQUARE, Axis, Point, Series, chart, mark, spanning
 from blendrag.evaluate.run import Evaluation
-from blendrag.evaluate.settings import Setting, ratio_text
+from blendrag.evaluate.settings import Setting, labelled, ratio_text
 from blendrag.evaluate.summary import Summary
 from blendrag.evaluate.table import COLUMNS, NONE, between, number, seconds, share
 
@@ -102,7 +102,7 @@ def _curve(summaries: Sequence[Summary], names: Sequence[str], across: str, meas
                 ends = plain + ends[0], plain + ends[1]
             several = sum(other.policy == name for other in summaries) > 1
             text = ratio_text(s.ratio) if several and s.ratio is not None else ""
-            tip = f"{name}{'' if s.ratio is None else ' ' + ratio_text(s.ratio)}: {like.text(x)} / {number(y)}"
+            tip = f"{labelled(name, s.ratio)}: {like.text(x)} / {number(y)}"
             points.append(Point(x, y, tip, text, None if s is summaries[0] else ends))
             ys += [y, *(ends if ends and s is not summaries[0] else ())]
         series.append(Series(colour, sorted(points, key=lambda point: point.x), joined=True))

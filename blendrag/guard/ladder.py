@@ -84,7 +84,7 @@ class Rung:
         return self._tell()[1]
 
     def _tell(self) -> tuple[Told, Told]:
-        """Both, kept until the next audit: bounds take a millisecond, and are asked for by worker, metrics and log."""
+        """Both, kept until the next audit: bounds take milliseconds, and are asked for by worker, metrics and log."""
         if self._told is None:
             kls, same = _columns(self._window)
             self._told = (_mean(kls, self._guard.confidence, LARGEST * self._guard.max_kl),

@@ -12,8 +12,9 @@ from tests.engine.test_conformance import assert_same, distribution
 from tests.engine.test_reuse import FIRST, fresh
 from tests.engine.texts import SYSTEM
 
-GAINING = ("many short chunks", "other languages", "code", "tables", "a long context")
-"""Cases over which what is recomputed must bring the answers nearer to a full prefill's, even with 135M parameters."""
+GAINING = {"many short chunks": 0.7, "other languages": 0.7, "code": 0.7, "a long context": 0.7, "tables": 1.0}
+"""Cases in which what is recomputed must bring the answer nearer to a full prefill's, even with 135M parameters: the
+share of the KL that may be left."""
 
 
 def pieces(case: str, *, marked: bool = True) -> Iterator[str | Chunk]:
@@ -56,7 +57,8 @@ def test_recomputing_brings_the_answer_nearer_and_all_rows_reach_it(engine: Blen
         assert found["default"][case].stats.chunks_reused == len(CASES[case][0])
     far = {case: kl(found["plain"][case], found["none"][case]) for case in GAINING}
     near = {case: kl(found["plain"][case], found["default"][case]) for case in GAINING}
-    assert sum(near.values()) < 0.6 * sum(far.values()), (near, far)
+    assert [case for case, left in GAINING.items() if near[case] > left * far[case]] == [], (near, far)
+    assert sum(near.values()) < 0.6 * sum(far.values())
 
 
 @pytest.mark.parametrize("case", ["near duplicates", "an edited document", "many short chunks", "other languages"])

@@ -38,7 +38,7 @@ class Audits:
         self._waiting: AfterFirstToken[tuple[Plan, Audit]] = AfterFirstToken()
         self._ready: list[tuple[int, Audit]] = []
         self._running: list[Audit] = []
-        self._steps = 0
+        self._steps = self._overdue_at = 0
         self._untold = {"worker": False, "metrics": False}
 
     def admit(self, request: Request, plan: Plan) -> Ladder | None:
@@ -70,9 +70,9 @@ class Audits:
         if self._running or not self._ready:
             return []
         since, oldest = self._ready[0]
-        if self._steps - since > _PATIENCE:
+        if self._steps - max(since, self._overdue_at) > _PATIENCE:
+            self._overdue_at = self._steps  # the next one waits as long again
             self._ready.pop(0)
-            self._ready = [(self._steps, audit) for _, audit in self._ready]  # the next one waits as long again
             self._running = [oldest]
         elif not prefills(step):
             self._fill(step)

@@ -44,7 +44,7 @@ class Populator:
         self._waiting.add(request, keys)
 
     def take(self, step: SchedulerOutput) -> list[Missing]:
-        """The chunks to encode in a step; few where it decodes for somebody, none where it computes a prompt."""
+        """The chunks to encode in a step; few where it decodes for somebody, seldom any where it computes a prompt."""
         if not self._wanted or self._running:
             return []
         self._admit()
