@@ -12,13 +12,14 @@ MYPYPATH := .$(subst $(empty) ,,$(addprefix :,$(wildcard integrations/*)))
 # Through the environment, so that any path survives the shell.
 export DOCS
 
-.PHONY: help demo test lint setup clean
+.PHONY: help demo test test-hard lint setup clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo             answer questions from this project's documentation, plain and blended"
 	@echo "make demo DOCS=path   the same for a folder of .md, .txt, .html and .pdf files"
 	@echo "make test             the whole test suite (ARGS='-k store' for a part of it)"
+	@echo "make test-hard        thousands of damaged and special files, and 200 killed writers (under 20 minutes)"
 	@echo "make lint             ruff and mypy --strict"
 	@echo "make clean            remove .venv and caches; models and stored chunks in ~/.cache/blendrag stay"
 	@echo
@@ -37,6 +38,10 @@ demo: setup
 
 test: setup
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-hard: setup
+	$(PY) -m pytest -n 2 --dist load tests/test_store_hostile.py tests/test_store_fuzz.py tests/test_store_kills.py \
+	    --mutated-entries 5000 --mutated-manifests 500 --kills 100 $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check .

@@ -32,8 +32,11 @@ LONGEST = ("test_serve.py", "test_conformance.py", "test_process.py", "test_asyn
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--soak N`: how many random requests tests/engine/test_soak.py sends."""
+    """How often random cases are tried; `make test-hard` asks for many more."""
     parser.addoption("--soak", type=int, default=500, help="random requests that test_soak.py sends (500)")
+    parser.addoption("--mutated-entries", type=int, default=300, help="damaged files of test_store_fuzz.py (300)")
+    parser.addoption("--mutated-manifests", type=int, default=40, help="damaged manifests of test_store_fuzz.py (40)")
+    parser.addoption("--kills", type=int, default=5, help="processes that test_store_kills.py kills, twice (5)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

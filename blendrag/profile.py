@@ -15,11 +15,13 @@ from typing import Any
 from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError
 from blendrag.policies import Exact, Policy, make_policy
-from blendrag.store.problems import explain, make_folder
+from blendrag.private import create, read
+from blendrag.store.problems import explain, make_folder, unwritable
 
 logger = logging.getLogger(__name__)
 
 _FOLDER = "profiles"
+_LONGEST = 2**24
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,9 @@ class Profile:
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         make_room(store)
         try:
-            with part.open("w", encoding="utf-8") as file:
-                json.dump(self.to_dict(), file, indent=2, ensure_ascii=False)
-                file.write("\n")
-                file.flush()
+            content = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+            with create(part) as file:
+                file.write(content.encode("utf-8", "replace"))
                 os.fsync(file.fileno())
             part.replace(path)
         except OSError as error:
@@ -81,6 +82,8 @@ class Profile:
 def make_room(store: Path) -> None:
     """Makes the folder of profiles; StoreError where it cannot be written to."""
     make_folder(store / _FOLDER)
+    if not os.access(store / _FOLDER, os.W_OK | os.X_OK):
+        raise unwritable(store / _FOLDER)
 
 
 def profile_path(store: Path, fingerprint: str) -> Path:
@@ -96,15 +99,15 @@ def load_profile(store: Path, fingerprint: str) -> Profile | None:
     """
     path = profile_path(store, fingerprint)
     try:
-        told = json.loads(path.read_text("utf-8"))
-        if not isinstance(told, Mapping):
+        content = json.loads(read(path, _LONGEST))
+        if not isinstance(content, Mapping):
             raise TypeError("it holds no object")
-        known = {field.name: told[field.name] for field in fields(Profile) if field.name in told}
-        if told["fingerprint"] != fingerprint:
-            raise ValueError(f"it is of another model, {told.get('model')}")
-        if told["policy"] is not None:
-            known["policy"] = make_policy(told["policy"])
-        return Profile(**known)
+        values = {field.name: content[field.name] for field in fields(Profile) if field.name in content}
+        if content["fingerprint"] != fingerprint:
+            raise ValueError(f"it is of another model, {content.get('model')}")
+        if content["policy"] is not None:
+            values["policy"] = make_policy(content["policy"])
+        return Profile(**values)
     except FileNotFoundError:
         return None
     except (OSError, KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:

@@ -1,13 +1,14 @@
 """What one tensor-parallel rank lacks none of them has, however it got lost."""
 
 import pytest
+import torch
 
 from blendrag.runtime.passes import entries as entries_module
 from blendrag.runtime.passes.device_tier import DeviceTier
 from blendrag.runtime.passes.entries import Entries
 from blendrag.store import ChunkStore
 from blendrag.store.keys import NEUTRAL, rank_keys
-from tests.test_store_entry import make_entry
+from tests.test_store_entry import SHAPE, make_entry
 
 
 class TwoRanks:
@@ -24,6 +25,9 @@ class TwoRanks:
     def common(self, fingerprint):
         return fingerprint
 
+    def together(self, work):
+        return work()
+
     def agree(self, have):
         return [there and number not in self.lost for number, there in enumerate(have)]
 
@@ -34,10 +38,10 @@ def entries(request, monkeypatch):
     monkeypatch.setattr(entries_module, "Ranks", TwoRanks)
     tier = DeviceTier("cpu", 2**20) if request.param == "device" else None
     with ChunkStore() as store:
-        found = Entries(store, "default", "model", tier)
-        found.keys = [found.key(NEUTRAL, [number, 1, 2]) for number in range(3)]
+        found = Entries(store, "model", tier)
+        found.keys = [found.key("default", NEUTRAL, [number, 1, 2]) for number in range(3)]
         for number, key in enumerate(found.keys):
-            found.put(key, make_entry(number))
+            found.put("default", key, make_entry(number))
         yield found
 
 
@@ -59,7 +63,7 @@ def test_what_this_rank_lost_is_a_miss(entries):
 
 def test_what_is_deleted_is_nowhere_and_counted_once(entries):
     loaded(entries)
-    assert entries.delete([entries.keys[0], entries.keys[2], entries.key(NEUTRAL, [9])]) == 2
+    assert entries.delete([entries.keys[0], entries.keys[2], entries.key("default", NEUTRAL, [9])]) == 2
     assert loaded(entries) == [False, True, False]
     assert entries.delete(entries.keys) == 1
 
@@ -67,3 +71,17 @@ def test_what_is_deleted_is_nowhere_and_counted_once(entries):
 def test_a_store_that_cannot_be_read_is_a_miss(entries):
     entries._store.close()
     assert loaded(entries) == [False, False, False]
+
+
+def test_an_entry_of_another_form_or_shorter_than_a_pass_reads_is_dropped(entries):
+    """Kernels read what a placement says; a file that was put in an entry's place may be shorter or narrower."""
+    layers, tokens, heads, size = SHAPE
+    assert loaded(entries) == [True, True, True]
+    entries._form = (torch.bfloat16, layers, heads, size)
+    entries.tier = None
+    assert [entry is not None for entry in entries.load(entries.keys, [tokens, tokens + 1, 0])] == [True, False, True]
+    entries._form = (torch.bfloat16, layers, heads + 1, size)
+    assert loaded(entries) == [False, False, False]
+    entries._form = None
+    assert loaded(entries) == [False, False, False]
+    assert entries._store.keys() == []

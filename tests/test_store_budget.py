@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from blendrag.errors import StoreError
-from blendrag.store import ChunkStore, open_store
+from blendrag.store import ChunkStore, entry_key, open_store, prefix_digest
 from tests.test_store_disk import files_in
 from tests.test_store_entry import find, make_entry, make_key, put, put_findable, same
 from tests.test_store_processes import run
@@ -132,14 +132,14 @@ def test_a_put_that_fails_displaces_nothing(tmp_path, size, monkeypatch):
     with ChunkStore(tmp_path / "store", ram_bytes=0, disk_bytes=size) as store:
         key = put(store, 1, make_entry(1))
         with monkeypatch.context() as patch:
-            patch.setattr("blendrag.store.disk.sync_folder", broken)
+            patch.setattr("blendrag.store.writing.Writing.add", broken)
             with pytest.raises(StoreError, match="has no space left"):
                 put(store, 2, make_entry(2))
         assert same(store.get(key), make_entry(1))
         assert (store.stats.disk_evicted, store.stats.disk_entries) == (0, 1)
 
 
-def broken(_):
+def broken(*_):
     raise OSError(28, "no space")
 
 
@@ -152,3 +152,40 @@ def test_the_manifest_counts_what_is_there(tmp_path):
         counted = connection.execute("SELECT count(*), sum(bytes) FROM entries").fetchall()
         connection.close()
         assert counted == [(store.stats.disk_entries, store.stats.disk_bytes)]
+
+
+def put_in(store, number, namespace):
+    key = entry_key("model", namespace, prefix_digest(), [number])
+    store.put(key, make_entry(number), fingerprint="model", namespace=namespace)
+    return key
+
+
+def test_a_namespace_over_its_quota_makes_room_among_its_own_scopes(tmp_path, size):
+    room = int(2.5 * size)
+    with ChunkStore(tmp_path / "store", quotas={"acme": room}) as store:
+        others = [put_in(store, number, "other") for number in range(3)] + [put_in(store, 9, "acmes")]
+        first, second, third = (put_in(store, number, namespace)
+                                for number, namespace in enumerate(("acme", "acme:salt", "acme:salt")))
+        assert store.present([first, second, third, *others]) == {second, third, *others}
+        fourth = put_in(store, 4, "acme")
+        assert store.present([second, third, fourth, *others]) == {third, fourth, *others}
+        assert store.clear("acme") == 2
+        assert store.present([third, fourth, *others]) == set(others)
+
+
+def test_an_entry_larger_than_its_namespaces_quota_is_not_kept(tmp_path, size):
+    with ChunkStore(tmp_path / "store", quotas={"acme": size // 2}) as store:
+        assert put_in(store, 1, "acme:salt") not in store
+        assert put_in(store, 1, "other") in store
+
+
+def test_the_quotas_of_the_latest_user_count(tmp_path, size):
+    with open_store(tmp_path / "store"), open_store(tmp_path / "store", quotas={"acme": size // 2}) as store:
+        assert put_in(store, 1, "acme") not in store
+
+
+def test_clearing_a_namespace_in_ram_clears_its_scopes():
+    with ChunkStore() as store:
+        keys = [put_in(store, number, namespace) for number, namespace in enumerate(("acme", "acme:salt", "acmes"))]
+        assert store.clear("acme") == 2
+        assert store.keys() == [keys[2]]

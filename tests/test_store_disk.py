@@ -99,7 +99,7 @@ def test_a_file_is_on_the_disk_before_its_row_is_and_goes_before_it_goes(tmp_pat
         call = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, **more: events.append(name) or call(*args, **more))
 
-    for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink"), (Writing, "add"), (Writing, "commit")):
+    for owner, name in ((os, "fsync"), (os, "replace"), (os, "unlink"), (Writing, "add"), (Writing, "commit")):
         watch(owner, name)
     with ChunkStore(tmp_path) as store:
         put(store, 1, make_entry(1))  # makes the folders

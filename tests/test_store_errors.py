@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from blendrag import private
 from blendrag.errors import StoreError
-from blendrag.store import ChunkStore, files, manifest
+from blendrag.store import ChunkStore, manifest
 from tests.test_store_disk import files_in, flip
 from tests.test_store_entry import make_entry, make_key, put, same
 from tests.test_store_processes import run
@@ -33,7 +34,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
     with ChunkStore(tmp_path, ram_bytes=0) as store:
         put(store, 1, make_entry(1))
         with monkeypatch.context() as patch:
-            patch.setattr(files, "FileIO", lambda *_: FileIO("/dev/full", "w"))
+            patch.setattr(private, "FileIO", lambda *_: FileIO("/dev/full", "w"))
             with pytest.raises(StoreError, match="has no space left: free some, or set another store_path"):
                 put(store, 2, make_entry(2))
         still_works(store, tmp_path)
@@ -125,7 +126,7 @@ def test_a_manifest_that_is_no_database(tmp_path):
 
 def test_a_manifest_that_is_a_folder(tmp_path):
     (tmp_path / "manifest.sqlite3").mkdir()
-    with pytest.raises(StoreError, match="manifest that cannot be opened: check its permissions"):
+    with pytest.raises(StoreError, match="is not a regular file: remove it, or set another"):
         ChunkStore(tmp_path)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -19,13 +18,10 @@ from blendrag.store.findable import FindableInRam, FindableOnDisk
 from blendrag.store.index import Match
 from blendrag.store.keys import TokenIds
 from blendrag.store.ram import Owner, RamTier
-from blendrag.store.rows import Tokens
+from blendrag.store.rows import FINGERPRINT, KEY, Tokens
 from blendrag.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
-
-_KEY = re.compile(r"[0-9a-f]{64}")
-_FINGERPRINT = re.compile(r"[0-9A-Za-z_-]+")
 
 RAM_BYTES = 4 * 2**30
 
@@ -34,7 +30,8 @@ class ChunkStore:
     """Entries by key, shared by threads and, where there is a disk tier, by processes.
 
     With a disk tier its manifest decides what exists: entries that another process wrote are there at
-    once, and those that it deleted are gone, also from this process's RAM.
+    once, and those that it deleted are gone, also from this process's RAM.  A folder that holds a store and cannot be
+    written to is opened read-only.
 
     Args:
         path: folder of the disk tier; None for host RAM only, where what does not fit is forgotten.
@@ -42,13 +39,14 @@ class ChunkStore:
         pin_memory: keep the RAM tier in page-locked memory; ignored, with a warning, without CUDA.
         disk_bytes: budget of the disk tier, in bytes of all processes' files, at whose end the least recently
             used entries leave; a larger entry is not kept.  None for no limit.
+        quotas: the same for the entries of single namespaces.
 
     Raises:
         StoreError: the store cannot be opened, read or written, or was closed.
     """
 
     def __init__(self, path: Path | str | None = None, ram_bytes: int = RAM_BYTES, pin_memory: bool = False,
-                 disk_bytes: int | None = None) -> None:
+                 disk_bytes: int | None = None, quotas: Mapping[str, int] | None = None) -> None:
         for name, size in (("ram_bytes", ram_bytes), ("disk_bytes", disk_bytes)):
             if size is not None and size < 0:
                 raise StoreError(f"{name} is {size}: set it to 0 or more")
@@ -58,7 +56,7 @@ class ChunkStore:
         if self.path is None:
             self._ram = RamTier(ram_bytes, self._findable.forget)
         else:
-            self._disk = DiskTier(self.path, disk_bytes)
+            self._disk = DiskTier(self.path, disk_bytes, quotas)
             self._found_on_disk = FindableOnDisk(self._disk.manifest)
             self._ram = RamTier(ram_bytes)
         self._pin_wanted, self._pin = pin_memory, False
@@ -112,10 +110,11 @@ class ChunkStore:
             ids: the chunk's tokens, by which `find` finds it; without them it is found by its key alone.
         """
         self._require_open()
-        if not _KEY.fullmatch(key):
+        if not KEY.fullmatch(key):
             raise StoreError(f"{key!r} is no key: use entry_key(...)")
-        if not _FINGERPRINT.fullmatch(fingerprint):
+        if not FINGERPRINT.fullmatch(fingerprint):
             raise StoreError(f"{fingerprint!r} is no fingerprint: use letters, digits, '-' and '_'")
+        _require_text(namespace)
         tokens = Tokens.of(entry, prefix, ids)
         owner, pin = Owner(fingerprint, namespace), self._pinning()
         entry = on_host(entry, pin)
@@ -140,6 +139,7 @@ class ChunkStore:
             StoreError: also where `ids` are no token ids.
         """
         self._require_open()
+        _require_text(namespace)
         owner = Owner(fingerprint, namespace)
         if self._disk:
             return self._found_on_disk.find(ids, owner)
@@ -165,12 +165,19 @@ class ChunkStore:
             return self._ram.remove(key) or on_disk
 
     def clear(self, namespace: str | None = None, fingerprint: str | None = None) -> int:
-        """Removes the entries of a namespace, of a model, of both, or all of them; returns how many."""
+        """Removes the entries of a namespace and its scopes, of a model, of both, or all of them; returns how many."""
         self._require_open()
+        _require_text(namespace or "")
         of = Owner(fingerprint, namespace)
         on_disk = self._disk.clear(of) if self._disk else 0
         with self._lock:
             return max(self._ram.clear(of), on_disk)
+
+    def free(self, fingerprint: str) -> int:
+        """Lets the RAM tier go of a model's entries; returns how many.  Without a disk tier they are gone."""
+        self._require_open()
+        with self._lock:
+            return self._ram.clear(Owner(fingerprint))
 
     def keys(self) -> list[str]:
         """The keys of all entries, in order."""
@@ -179,6 +186,11 @@ class ChunkStore:
             return self._disk.manifest.keys()
         with self._lock:
             return sorted(self._ram.keys())
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing can be stored, as the disk tier's folder cannot be written to."""
+        return self._disk is not None and self._disk.read_only
 
     @property
     def stats(self) -> StoreStats:
@@ -195,10 +207,12 @@ class ChunkStore:
                 disk_evicted=self._disk.evicted if self._disk else 0,
             )
 
-    def join(self, ram_bytes: int, pin_memory: bool, disk_bytes: int | None) -> bool:
+    def join(self, ram_bytes: int, pin_memory: bool, disk_bytes: int | None,
+             quotas: Mapping[str, int] | None = None) -> bool:
         """Counts one more user, for `open_store`; False where the store is closed or another process's.
 
-        The tiers grow to the largest budget among the users, and RAM is pinned where one of them asks for it.
+        The tiers grow to the largest budget among the users, and RAM is pinned where one of them asks for it.  The
+        quotas of the latest user that has some count.
         """
         if self._process != os.getpid():
             return False
@@ -208,6 +222,8 @@ class ChunkStore:
             self._users += 1
             self._ram.budget = max(self._ram.budget, ram_bytes)
             self._pin_wanted |= pin_memory
+            if self._disk and quotas:
+                self._disk.quotas = dict(quotas)
             if self._disk and self._disk.budget is not None:
                 self._disk.budget = None if disk_bytes is None else max(self._disk.budget, disk_bytes)
             return True
@@ -246,3 +262,10 @@ class ChunkStore:
                 _log.warning("pin_memory is ignored: this machine has no CUDA device")
                 self._pin_wanted = False
         return self._pin
+
+
+def _require_text(namespace: str) -> None:
+    try:
+        namespace.encode()
+    except UnicodeEncodeError as error:
+        raise StoreError(f"the namespace {namespace!r} holds half a surrogate pair: name another") from error

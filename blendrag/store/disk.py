@@ -10,43 +10,69 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
+import stat
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from blendrag.errors import StoreError
 from blendrag.store.entry import KVEntry, dtype_name
-from blendrag.store.files import alone_in, folder_of, remove_if_abandoned, scan, sync_folder, unfinished
-from blendrag.store.manifest import Manifest
-from blendrag.store.problems import explained, make_folder
+from blendrag.store.files import alone_in, folder_of, remove, remove_if_abandoned, scan, sync_folder, unfinished, vacate
+from blendrag.store.keys import SCOPE_SEPARATOR
+from blendrag.store.manifest import FILE, Manifest
+from blendrag.store.problems import explained, make_folder, unwritable
 from blendrag.store.ram import Owner
 from blendrag.store.rows import Row, Tokens
-from blendrag.store.tensorfile import read_entry, write_entry
+from blendrag.store.tensorfile import metadata_of, read_entry, write_entry
 from blendrag.store.writing import Writing
 
 _log = logging.getLogger(__name__)
 
-_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
+_OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors that say nothing of the file that was to be opened."""
+
+_REPORTED = 1000
+
+_read_only: set[Path] = set()
+"""Stores of which the log says so already."""
 
 
 class DiskTier:
     """The entries in a folder, which is made if it is not there.  Threads and processes may share it.
 
+    A store that is there and cannot be written to is opened read-only: entries are read, and every write is an error.
+
     Args:
         budget: bytes that the files of all entries may have, from whatever process; None for no limit.
+        quotas: bytes that the files of a namespace's entries may have, its scopes' included.
+
+    Attributes:
+        read_only: whether nothing can be written.
 
     Raises:
         StoreError: the folder cannot be used; the message names the remedy.
     """
 
-    def __init__(self, path: Path, budget: int | None = None) -> None:
+    def __init__(self, path: Path, budget: int | None = None, quotas: Mapping[str, int] | None = None) -> None:
         self.path = path
         self.budget = budget
+        self.quotas = dict(quotas or {})
         self.damaged = self.evicted = 0
         self._counting = threading.Lock()
+        self._reported: set[str] = set()
         make_folder(path)
+        self.read_only = not _writable(path)
+        if self.read_only:
+            self.manifest = Manifest(path, read_only=True)
+            if path not in _read_only:
+                _read_only.add(path)
+                _log.warning("the store %s cannot be written to: it is opened read-only", path)
+            return
         with explained(path), alone_in(path):
             self.manifest = Manifest(path)
             try:
@@ -62,30 +88,32 @@ class DiskTier:
         """Writes an entry in host memory.  A key that is there keeps what it has: the same key means the same KV.
 
         Returns:
-            keys of the entries that left to make room; None where this one is larger than the whole budget
-            and is not kept.
+            keys of the entries that left to make room; None where this one is larger than the whole budget, or its
+            namespace's quota, and is not kept.
         """
         if self.manifest.row(key):
             return []
-        fingerprint, namespace = str(owner.fingerprint), str(owner.namespace)
-        about = {"key": key, "fingerprint": fingerprint, "namespace": namespace}
-        if self.budget is not None and entry.nbytes > self.budget:
+        if self.read_only:
+            raise unwritable(self.path)
+        namespace = str(owner.namespace)
+        if entry.nbytes > self._most(namespace):
             return None
-        with explained(self.path), unfinished(folder_of(self.path, fingerprint, key), key) as (file, name):
-            size, checksum = write_entry(file, entry, about)
-            if self.budget is not None and size > self.budget:
+        now = time.time()
+        row = Row(key, str(owner.fingerprint), namespace, 0, entry.tokens, "", dtype_name(entry.k.dtype),
+                  json.dumps(list(entry.k.shape)), now, now)
+        with (explained(self.path), folder_of(self.path, row.file, make=True) as (folder, final),
+              unfinished(folder, key) as (file, name)):
+            size, checksum = write_entry(file, entry, metadata_of(row))
+            if size > self._most(namespace):
                 return None
             os.fsync(file.fileno())
-            final = name.with_name(f"{key}.safetensors")
-            now = time.time()
-            row = Row(key, fingerprint, namespace, str(final.relative_to(self.path)), size, entry.tokens, checksum,
-                      dtype_name(entry.k.dtype), json.dumps(list(entry.k.shape)), now, now)
+            row = replace(row, bytes=size, checksum=checksum)
             with self.manifest.writing() as writing:
                 if writing.row(key):
                     return []
                 self.manifest.flush(writing)
-                leaving = self._make_room(writing, size)
-                self._publish(writing, name, final, row, tokens, leaving)
+                leaving = self._make_room(writing, size, namespace)
+                self._publish(writing, folder, name, final, row, tokens, leaving)
         with self._counting:
             self.evicted += len(leaving)
         return [old.key for old in leaving]
@@ -103,13 +131,13 @@ class DiskTier:
                     return entry
                 writing.remove([row.key])
                 with suppress(OSError):
-                    (self.path / now.file).unlink()
+                    remove(self.path, now.file)
                 writing.commit()
+            self._report(row, "is damaged or missing: the chunk was dropped, and is computed again")
         except StoreError as error:
-            _log.warning("a damaged chunk could not be removed: %s", error)
+            self._report(row, f"is damaged or missing, and could not be removed ({error}): the chunk is computed again")
         with self._counting:
             self.damaged += 1
-        _log.warning("%s is damaged or missing: the chunk was dropped, and is computed again", self.path / row.file)
         return None
 
     def delete(self, key: str) -> bool:
@@ -127,58 +155,135 @@ class DiskTier:
             self._remove(writing, rows)
             return len(rows)
 
-    def _make_room(self, writing: Writing, size: int) -> list[Row]:
-        """Takes the least recently used entries out of the manifest, until `size` more bytes fit into the budget."""
-        if self.budget is None:
-            return []
-        rows = writing.least_used(writing.total_bytes() + size - self.budget)
-        writing.remove(row.key for row in rows)
+    def _most(self, namespace: str) -> float:
+        """How large an entry may be."""
+        limits = self.budget, self.quotas.get(namespace.partition(SCOPE_SEPARATOR)[0])
+        return min((limit for limit in limits if limit is not None), default=math.inf)
+
+    def _make_room(self, writing: Writing, size: int, namespace: str) -> list[Row]:
+        """Takes the least recently used entries out of the manifest, until `size` more bytes fit.
+
+        First those of the namespace, into its quota, then of all, into the budget.
+        """
+        rows: list[Row] = []
+        owner = namespace.partition(SCOPE_SEPARATOR)[0]
+        if (quota := self.quotas.get(owner)) is not None:
+            rows += writing.least_used(writing.bytes_of(owner) + size - quota, owner)
+            writing.remove(row.key for row in rows)
+        if self.budget is not None:
+            more = writing.least_used(writing.total_bytes() + size - self.budget)
+            writing.remove(row.key for row in more)
+            rows += more
         return rows
 
-    def _publish(self, writing: Writing, name: Path, final: Path, row: Row, tokens: Tokens | None,
+    def _publish(self, writing: Writing, folder: int, name: str, final: str, row: Row, tokens: Tokens | None,
                  leaving: list[Row]) -> None:
         try:
-            name.replace(final)
-            sync_folder(final.parent)
+            try:
+                os.replace(name, final, src_dir_fd=folder, dst_dir_fd=folder)
+            except IsADirectoryError:
+                vacate(folder, final)
+                os.replace(name, final, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
             writing.add(row, tokens)
             for old in leaving:  # now, as after the commit somebody may store it again
-                (self.path / old.file).unlink(missing_ok=True)
+                try:
+                    remove(self.path, old.file)
+                except OSError as error:  # the next opening tries again
+                    _log.warning("%s cannot be removed to make room: %s", self.path / old.file, error)
             writing.commit()
         except BaseException:
-            final.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(final, dir_fd=folder)
             raise
 
     def _remove(self, writing: Writing, rows: list[Row]) -> None:
-        writing.remove(row.key for row in rows)
+        """Removes entries; one whose file cannot be removed stays, and is an error once the others are gone."""
+        gone: list[str] = []
+        failure: OSError | None = None
         for row in rows:
-            (self.path / row.file).unlink(missing_ok=True)
+            try:
+                remove(self.path, row.file)
+                gone.append(row.key)
+            except OSError as error:
+                failure = failure or error
+        writing.remove(gone)
         writing.commit()
+        if failure is not None:
+            raise failure
 
     def _load(self, row: Row, pin: bool) -> KVEntry | None:
+        """The entry in its file; None where something else is there, whatever it is."""
         with explained(self.path):
             try:
-                return read_entry(self.path / row.file, row.bytes, row.checksum, pin)
+                with folder_of(self.path, row.file) as (folder, name):
+                    return read_entry(folder, name, row, pin)
             except OSError as error:
-                if error.errno in _DAMAGE:
-                    return None
-                raise
+                if error.errno in _OF_THE_PROCESS:
+                    raise
+                return None
+
+    def _report(self, row: Row, what: str) -> None:
+        """One line in the log for each file, however often it is asked for."""
+        with self._counting:
+            if row.key in self._reported or len(self._reported) > _REPORTED:
+                return
+            self._reported.add(row.key)
+        _log.warning("%s %s", self.path / row.file, what)
 
     def _tidy(self) -> None:
-        """Removes what crashed processes left: files without a row, rows without a file, unfinished files."""
-        entries, unfinished = scan(self.path)
+        """Removes what crashed processes left: files without a row, rows without a file, unfinished files.
+
+        Whatever else has the name of an entry's file costs that entry.
+        """
+        found = scan(self.path)
+        odd = 0
+        if self.manifest.has_damaged_rows():
+            with self.manifest.writing() as writing:
+                odd = writing.remove_odd()
+                writing.commit()
         files = self.manifest.files()
-        orphans = entries - set(files.values())
-        lost = [key for key, file in files.items() if file not in entries]
+        orphans = (found.entries | found.others) - set(files.values())
+        lost = [key for key, file in files.items() if file not in found.entries]
         if orphans or lost:
             # Others may be at work: judge again while they cannot be.
             with self.manifest.writing() as writing:
                 rows = {file: writing.row(Path(file).stem) for file in orphans}
                 orphans = {file for file, row in rows.items() if row is None or row.file != file}
-                lost = [key for key in lost if not (self.path / files[key]).exists()]
+                lost = [key for key in lost if not self._has_file(files[key])]
                 writing.remove(lost)
-                for file in orphans:
-                    (self.path / file).unlink(missing_ok=True)
+                for file in {*orphans, *(files[key] for key in lost)}:
+                    with suppress(OSError):  # what cannot be removed is not served either
+                        remove(self.path, file)
                 writing.commit()
-            _log.info("%s: removed %d files and %d rows of interrupted writes", self.path, len(orphans), len(lost))
-        for path in unfinished:
-            remove_if_abandoned(path)
+        if orphans and self.manifest.new:
+            _log.warning("%s has no manifest, or an empty one: %d entries of before were removed", self.path,
+                         len(orphans))
+        elif orphans or lost or odd:
+            _log.info("%s: removed %d files and %d rows of interrupted writes or damage", self.path, len(orphans),
+                      len(lost) + odd)
+        for place in found.unfinished:
+            remove_if_abandoned(self.path, place)
+
+    def _has_file(self, place: str) -> bool:
+        """Whether a regular file is there."""
+        try:
+            with folder_of(self.path, place) as (folder, name):
+                return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
+
+
+def _writable(path: Path) -> bool:
+    """Whether a store can be written to.
+
+    Raises:
+        StoreError: it cannot, and there is none yet.
+    """
+    manifest = path / FILE
+    there = os.path.lexists(manifest)
+    if os.access(path, os.W_OK | os.X_OK) and (not there or os.access(manifest, os.W_OK)):
+        return True
+    if not there:
+        raise unwritable(path)
+    return False

@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from blendrag.store.index import ContentIndex, Match
-from blendrag.store.keys import TokenIds
+from blendrag.store.keys import DIGEST_BYTES, TokenIds, entry_key
 from blendrag.store.manifest import Manifest
 from blendrag.store.ram import Owner
+
+_OWNERS = 1024
 
 
 class FindableInRam:
@@ -46,7 +50,8 @@ class _Follower:
 class FindableOnDisk:
     """The indexes of a store with a manifest, which they follow: whoever writes, in whatever process, is seen.
 
-    Each is built when it is first asked, in about a second for 100,000 chunks.
+    Each is built when it is first asked, in about a second for 100,000 chunks.  Of more than `_OWNERS` the smallest is
+    forgotten first: it is built anew in no time, and clients may ask with any number of salts.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -61,7 +66,7 @@ class FindableOnDisk:
             StoreError: the manifest cannot be read.
         """
         with self._lock:
-            follower = self._followers.setdefault(owner, _Follower())
+            follower = self._follower(owner)
             version = self._manifest.version()
             if version != follower.version:
                 self._catch_up(follower, owner)
@@ -73,6 +78,14 @@ class FindableOnDisk:
         with self._lock:
             self._followers.clear()
 
+    def _follower(self, owner: Owner) -> _Follower:
+        follower = self._followers.get(owner)
+        if follower is None:
+            if len(self._followers) >= _OWNERS:
+                del self._followers[min(self._followers, key=lambda other: len(self._followers[other].index))]
+            follower = self._followers[owner] = _Follower()
+        return follower
+
     def _catch_up(self, follower: _Follower, owner: Owner) -> None:
         more = True
         while more:
@@ -82,5 +95,13 @@ class FindableOnDisk:
             for key in news.removed:
                 follower.index.remove(key)
             for key, prefix, ids in news.added:
-                follower.index.add(key, prefix, ids)
+                if _is_named(key, owner, prefix, ids):
+                    follower.index.add(key, prefix, ids)
             follower.added, follower.removed, more = news.last_added, news.last_removed, news.more
+
+
+def _is_named(key: object, owner: Owner, prefix: object, ids: object) -> bool:
+    """Whether a row's tokens are those that its key was made of: rows that were exchanged find nothing."""
+    if not isinstance(prefix, bytes) or not isinstance(ids, bytes) or len(prefix) != DIGEST_BYTES or len(ids) % 4:
+        return False
+    return key == entry_key(str(owner.fingerprint), str(owner.namespace), prefix, np.frombuffer(ids, "<u4"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,14 @@ from blendrag.errors import StoreError
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 """Token ids; arrays are hashed without a copy of their own."""
 
+SCOPE_SEPARATOR = ":"
+"""Stands between a namespace and what divides it further; `BlendConfig.namespace` may not hold it."""
+
 # blake3 derives unrelated functions from these, so a prefix can never pass for an entry.
 _PREFIX = "blendrag 1 prefix token ids"
 _ENTRY = "blendrag 1 chunk entry"
 
-_DIGEST_BYTES = 32
+DIGEST_BYTES = 32
 
 NEUTRAL = blake3(b"neutral", derive_key_context=_PREFIX).digest()
 """Stands in for a prefix digest where a chunk was encoded behind nothing but an attention sink, to serve any prompt."""
@@ -38,8 +42,8 @@ def entry_key(fingerprint: str, namespace: str, prefix: bytes, chunk_ids: TokenI
         prefix: `prefix_digest` of the tokens that the chunk was encoded behind.
         chunk_ids: the chunk.
     """
-    if len(prefix) != _DIGEST_BYTES:
-        raise StoreError(f"a prefix is named by {_DIGEST_BYTES} bytes, not {len(prefix)}: use prefix_digest(ids)")
+    if len(prefix) != DIGEST_BYTES:
+        raise StoreError(f"a prefix is named by {DIGEST_BYTES} bytes, not {len(prefix)}: use prefix_digest(ids)")
     hasher = blake3(derive_key_context=_ENTRY)
     for text in (fingerprint, namespace):
         content = text.encode("utf-8", "surrogatepass")
@@ -53,22 +57,23 @@ def rank_keys(key: str, ranks: int) -> list[str]:
 
 
 class PrefixHasher:
-    """`prefix_digest` of one prompt's beginnings: each token is hashed once as long as they only grow."""
+    """`prefix_digest` of one prompt's beginnings: each goes on from the longest earlier one that is shorter."""
 
     def __init__(self, ids: TokenIds) -> None:
         self._content = memoryview(_id_bytes(ids))
-        self._hasher, self._done = _fresh(), 0
+        self._ends = [0]
+        self._hashers = {0: _fresh()}
 
     def digest(self, end: int) -> bytes:
         """`prefix_digest(ids[:end])`."""
         upto = 8 * end
         if not 0 <= upto <= len(self._content):
             raise StoreError(f"a prefix of {end} tokens is not within the prompt's {len(self._content) // 8}")
-        if upto < self._done:
-            self._hasher, self._done = _fresh(), 0
-        self._hasher.update(self._content[self._done : upto])
-        self._done = upto
-        return self._hasher.digest()
+        if upto not in self._hashers:
+            before = self._ends[bisect_right(self._ends, upto) - 1]
+            self._hashers[upto] = self._hashers[before].copy().update(self._content[before:upto])
+            insort(self._ends, upto)
+        return self._hashers[upto].digest()
 
 
 def _fresh() -> blake3:

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import StoreError
-from blendrag.store.problems import explained
+from blendrag.store.database import connect, connect_read_only, make_file, require_regular_files
+from blendrag.store.files import place_of
+from blendrag.store.problems import damaged, explained, unwritable
 from blendrag.store.ram import Owner
-from blendrag.store.rows import ROW, News, Row
-from blendrag.store.schema import REMEMBERED, prepare
+from blendrag.store.rows import ROW, News, Row, is_key, is_named
+from blendrag.store.schema import DAMAGED_ROWS, REMEMBERED, prepare, require_tables
 from blendrag.store.writing import Writing
 
 FILE = "manifest.sqlite3"
@@ -34,22 +36,38 @@ _PAGE = 5000
 class Manifest:
     """The rows of the store in `folder`, which must exist.
 
+    Args:
+        read_only: nothing is written, not even a lock.
+
+    Attributes:
+        new: whether there was no manifest, or an empty file.
+
     Raises:
         StoreError: the file is no manifest, a newer blendrag wrote it, or it cannot be used.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, read_only: bool = False) -> None:
         self.folder = folder
+        self.read_only = read_only
+        self.new = False
         self._path = folder / FILE
         self._touched: dict[str, float] = {}
         self._touching = threading.Lock()
-        with explained(folder):
-            # A connection of its own for reads: they need not wait while a commit reaches the disk.
-            self._writer, self._write_lock = _connect(self._path), threading.Lock()
-            self._reader, self._read_lock = _connect(self._path), threading.Lock()
-            self._open: bool = True
+        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
+        self._writer: sqlite3.Connection | None = None
+        self._open: bool = True
+        require_regular_files(self._path)
+        with explained(folder), self._undamaged():
+            if read_only:
+                self._reader = connect_read_only(self._path, _BUSY_S)
+                check = require_tables
+            else:
+                self.new = make_file(self._path)
+                # A connection of its own for reads: they need not wait while a commit reaches the disk.
+                self._writer, self._reader = connect(self._path, _BUSY_S), connect(self._path, _BUSY_S)
+                check = prepare
             try:
-                prepare(self._writer, self._path)
+                check(self._writer or self._reader, self._path)
                 self._reader.execute("PRAGMA query_only = TRUE")
                 self._inode = self._path.stat().st_ino
             except BaseException:
@@ -60,7 +78,7 @@ class Manifest:
     def row(self, key: str) -> Row | None:
         """What the manifest says about an entry."""
         found = self._read(ROW, key)
-        return Row(*found[0]) if found else None
+        return Row.of(found[0]) if found else None
 
     def present(self, keys: Iterable[str]) -> set[str]:
         """Those of `keys` that are entries."""
@@ -70,16 +88,24 @@ class Manifest:
 
     def files(self) -> dict[str, str]:
         """The file of each entry, by key."""
-        return dict(self._read("SELECT key, file FROM entries"))
+        rows = self._read("SELECT key, fingerprint FROM entries")
+        # A damaged table may show rows to one query that it hides from another.
+        return {key: place_of(fingerprint, key) for key, fingerprint in rows if is_named(key, fingerprint)}
 
     def keys(self) -> list[str]:
         """All keys, in order."""
-        return [key for (key,) in self._read("SELECT key FROM entries ORDER BY key")]
+        return [key for (key,) in self._read("SELECT key FROM entries ORDER BY key") if is_key(key)]
+
+    def has_damaged_rows(self) -> bool:
+        """Whether there are rows that no version writes, or totals that are not those of the entries."""
+        ((damaged,),) = self._read(DAMAGED_ROWS)
+        return bool(damaged)
 
     def totals(self) -> tuple[int, int]:
         """Number of entries, and the size of their files in bytes."""
-        ((count, size),) = self._read("SELECT entries, bytes FROM totals")
-        return count, size
+        with self._undamaged():
+            ((count, size),) = self._read("SELECT entries, bytes FROM totals")
+            return int(count), int(size)
 
     def version(self) -> int:
         """A number that another commit, of any process, changes."""
@@ -92,7 +118,7 @@ class Manifest:
         Args:
             added, removed: the numbers that the last news ended with; 0 for everything.
         """
-        with self._read_lock, explained(self.folder):
+        with self._read_lock, explained(self.folder), self._undamaged():
             self._require_open()
             reader = self._reader
             reader.execute("BEGIN")  # one moment of the manifest for all that follows
@@ -104,7 +130,9 @@ class Manifest:
                 rows = reader.execute("SELECT number, key, prefix, ids FROM findable WHERE number > ? AND"
                                       " fingerprint = ? AND namespace = ? ORDER BY number LIMIT ?",
                                       (added, of.fingerprint, of.namespace, _PAGE)).fetchall()
-                gone = reader.execute("SELECT key FROM removed WHERE number > ?", (removed,)).fetchall()
+                gone = []
+                if added:  # whoever has seen nothing yet has nothing to forget
+                    gone = reader.execute("SELECT key FROM removed WHERE number > ?", (removed,)).fetchall()
                 more = len(rows) == _PAGE
                 return News([row[1:] for row in rows], [key for (key,) in gone], rows[-1][0] if more else last_added,
                             last_removed, more)
@@ -113,6 +141,8 @@ class Manifest:
 
     def touch(self, key: str) -> None:
         """Notes that an entry was used."""
+        if self.read_only:
+            return
         with self._touching:
             self._touched[key] = time.time()
 
@@ -121,7 +151,12 @@ class Manifest:
         """The right to change the manifest, which one thread of one process has at a time.
 
         What is not committed at the end is undone.
+
+        Raises:
+            StoreError: also where the store cannot be written to.
         """
+        if self._writer is None:
+            raise unwritable(self.folder)
         with self._write_lock, explained(self.folder):
             self._require_open()
             if self._path.stat().st_ino != self._inode:
@@ -148,7 +183,16 @@ class Manifest:
         with self._write_lock, self._read_lock:
             self._open = False
             self._reader.close()
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        """Values of another type than the tables' are damage."""
+        try:
+            yield
+        except (TypeError, ValueError, OverflowError) as error:
+            raise damaged(self.folder) from error
 
     def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
         with self._read_lock, explained(self.folder):
@@ -158,10 +202,6 @@ class Manifest:
     def _require_open(self) -> None:
         if not self._open:
             raise StoreError("the chunk store is closed: open it again")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
 
 
 _living: weakref.WeakSet[Manifest] = weakref.WeakSet()

@@ -7,18 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blendrag.store.entry import KVEntry
+from blendrag.store.keys import SCOPE_SEPARATOR
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Whom an entry belongs to; None in a query stands for everyone."""
+    """Whom an entry belongs to; None in a query stands for everyone.
+
+    A namespace may be divided into scopes, "NAMESPACE:..." (`blendrag.runtime.planning.scope`).
+    """
 
     fingerprint: str | None = None
     namespace: str | None = None
 
     def includes(self, other: Owner) -> bool:
-        """Whether `other` is one of those that this describes."""
-        return self.fingerprint in (None, other.fingerprint) and self.namespace in (None, other.namespace)
+        """Whether `other` is one of those that this describes; a namespace includes its scopes."""
+        return self.fingerprint in (None, other.fingerprint) and (
+            self.namespace in (None, other.namespace)
+            or str(other.namespace).startswith(f"{self.namespace}{SCOPE_SEPARATOR}"))
 
 
 class RamTier:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
 from blendrag.store.chunk_store import RAM_BYTES, ChunkStore
@@ -14,7 +15,8 @@ _lock = threading.Lock()
 
 
 def open_store(path: Path | str | None = None, ram_bytes: int = RAM_BYTES, pin_memory: bool = False,
-               disk_bytes: int | None = None, *, name: str | None = None) -> ChunkStore:
+               disk_bytes: int | None = None, *, name: str | None = None,
+               quotas: Mapping[str, int] | None = None) -> ChunkStore:
     """The store at `path`: the same object for everyone in this process, each of whom closes it once.
 
     A store without a path is known by its `name`: an engine and the connector inside it pass the same
@@ -30,11 +32,11 @@ def open_store(path: Path | str | None = None, ram_bytes: int = RAM_BYTES, pin_m
     elif name is not None:
         known = ("name", name)
     else:
-        return ChunkStore(None, ram_bytes, pin_memory, disk_bytes)
+        return ChunkStore(None, ram_bytes, pin_memory, disk_bytes, quotas)
     with _lock:
         store = _stores.get(known)
-        if store is None or not store.join(ram_bytes, pin_memory, disk_bytes):
-            store = _stores[known] = ChunkStore(path, ram_bytes, pin_memory, disk_bytes)
+        if store is None or not store.join(ram_bytes, pin_memory, disk_bytes, quotas):
+            store = _stores[known] = ChunkStore(path, ram_bytes, pin_memory, disk_bytes, quotas)
         return store
 
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import prod
+from typing import Any
+
+import torch
 
 from blendrag.errors import StoreError
-from blendrag.store.entry import KVEntry
+from blendrag.store.entry import DTYPES, KVEntry, dtype_name
+from blendrag.store.files import place_of
 from blendrag.store.keys import TokenIds
 from blendrag.store.windows import chunk_bytes
+
+KEY = re.compile(r"[0-9a-f]{64}")
+FINGERPRINT = re.compile(r"[0-9A-Za-z_-]+")
+
+_DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
+_HEADER = 2**20  # a safetensors file's, at most: the namespace is in it
 
 
 @dataclass(frozen=True)
 class Row:
-    """One entry: where it is, and how to know it.
+    """One entry: how to know it.
 
     Attributes:
-        file: path relative to the store's folder.
         bytes: size of the file.
         checksum: blake3 of the file's bytes, 64 hex digits.
         shape: of keys and of values, as JSON.
@@ -25,7 +38,6 @@ class Row:
     key: str
     fingerprint: str
     namespace: str
-    file: str
     bytes: int
     tokens: int
     checksum: str
@@ -33,6 +45,42 @@ class Row:
     shape: str
     created: float
     last_used: float
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Row | None:
+        """The row that has these values, in the order of the attributes; None where they are not those of an entry."""
+        row = cls(*values)
+        texts = (row.namespace, row.checksum, row.dtype, row.shape)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(row.bytes, int):
+            return None
+        return row if is_named(row.key, row.fingerprint) else None
+
+    @property
+    def file(self) -> str:
+        """Path relative to the store's folder."""
+        return place_of(self.fingerprint, self.key)
+
+    def form(self) -> tuple[torch.dtype, tuple[int, ...]] | None:
+        """Dtype and shape of keys and of values; None where they are not those of an entry of this size."""
+        try:
+            shape = tuple(json.loads(self.shape))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        dtype = _DTYPES.get(self.dtype)
+        if dtype is None or len(shape) != 4 or not all(type(size) is int and size > 0 for size in shape):
+            return None
+        size = 2 * prod(shape) * dtype.itemsize
+        return (dtype, shape) if shape[1] == self.tokens and size < self.bytes <= size + _HEADER else None
+
+
+def is_key(key: object) -> bool:
+    """Whether this is the key of an entry."""
+    return isinstance(key, str) and KEY.fullmatch(key) is not None
+
+
+def is_named(key: object, fingerprint: object) -> bool:
+    """Whether an entry's file can be named by these: what is no key or fingerprint may lead out of the store."""
+    return is_key(key) and isinstance(fingerprint, str) and FINGERPRINT.fullmatch(fingerprint) is not None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ CREATE TABLE entries (
 CREATE INDEX entries_by_owner ON entries (namespace, fingerprint);
 """
 
+_FINDABLE_BY_OWNER = "CREATE INDEX IF NOT EXISTS findable_by_owner ON findable (namespace, fingerprint, number)"
+"""Every new cache salt asks what its scope holds."""
+
 # Token ids are apart from the rest, which is read often and is a fifth of their size.  The numbers only ever
 # grow, so that a reader needs to ask for nothing but what is new, whoever wrote it.
 _FINDABLE = f"""
@@ -66,28 +69,67 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     Raises:
         StoreError: the database at `path` is of a newer blendrag, or of something else.
     """
+    application, schema = _identity(connection, path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    if application == _APPLICATION and schema == SCHEMA:
+        connection.execute(_FINDABLE_BY_OWNER)
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    if application != _APPLICATION:
+        _run(connection, _ENTRIES)
+    _run(connection, _FINDABLE)
+    connection.execute(_FINDABLE_BY_OWNER)
+    connection.execute(f"PRAGMA user_version = {SCHEMA}")
+    connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+    connection.execute("COMMIT")
+
+
+def require_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Finds that a manifest that cannot be changed is one of today's.
+
+    Raises:
+        StoreError: it is older or newer, or a database of something else.
+    """
+    if _identity(connection, path) != (_APPLICATION, SCHEMA):
+        raise StoreError(f"the store {path.parent} was written by an older blendrag, and cannot be brought up to date "
+                         "where it cannot be written to: open it once where it can, or set another store_path")
+
+
+def _identity(connection: sqlite3.Connection, path: Path) -> tuple[int, int]:
     application, schema = _number(connection, "application_id"), _number(connection, "user_version")
     if application == _APPLICATION and schema > SCHEMA:
         raise StoreError(f"the store {path.parent} was written by a newer blendrag (schema {schema}, this one knows "
                          f"{SCHEMA}): upgrade blendrag, or set another store_path")
     if application != _APPLICATION and connection.execute("SELECT 1 FROM sqlite_master").fetchall():
         raise StoreError(f"{path} is a database of something else: set another store_path")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    if application == _APPLICATION and schema == SCHEMA:
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    if application != _APPLICATION:
-        _run(connection, _ENTRIES)
-    _run(connection, _FINDABLE)
-    connection.execute(f"PRAGMA user_version = {SCHEMA}")
-    connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-    connection.execute("COMMIT")
+    return application, schema
 
 
 def _number(connection: sqlite3.Connection, pragma: str) -> int:
     ((number,),) = connection.execute(f"PRAGMA {pragma}").fetchall()
     return int(number)
+
+
+ODD = """
+    typeof(key) <> 'text' OR length(key) <> 64 OR key GLOB '*[^0-9a-f]*' OR
+    typeof(fingerprint) <> 'text' OR fingerprint = '' OR fingerprint GLOB '*[^0-9A-Za-z_-]*' OR
+    typeof(namespace) <> 'text' OR typeof(checksum) <> 'text' OR typeof(dtype) <> 'text' OR typeof(shape) <> 'text' OR
+    typeof(bytes) <> 'integer' OR bytes <= 0 OR typeof(tokens) <> 'integer' OR tokens <= 0 OR
+    typeof(created) NOT IN ('real', 'integer') OR typeof(last_used) NOT IN ('real', 'integer')
+"""
+"""True of rows of `entries` that no version writes; nothing but damage makes them."""
+
+DAMAGED_ROWS = f"""
+SELECT EXISTS (SELECT 1 FROM entries WHERE {ODD}) OR NOT EXISTS (
+    SELECT 1 FROM totals WHERE entries IS (SELECT count(*) FROM entries)
+    AND bytes IS (SELECT coalesce(sum(bytes), 0) FROM entries))
+"""
+"""Whether there are such rows, or the totals are not those of the entries."""
+
+RECOUNT = """
+UPDATE totals SET entries = (SELECT count(*) FROM entries), bytes = (SELECT coalesce(sum(bytes), 0) FROM entries)
+"""
 
 
 def _run(connection: sqlite3.Connection, script: str) -> None:

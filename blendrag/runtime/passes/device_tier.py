@@ -63,6 +63,12 @@ class DeviceTier:
             self._settle()
             self._remove(key)
 
+    def clear(self) -> None:
+        """Lets go of all entries."""
+        self._settle()
+        for key in list(self._held):
+            self._remove(key)
+
     def _settle(self) -> None:
         """The pass before may have failed early: what it never waited for is copied, or waited for, from here on."""
         if self._arrived:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
 
 from blendrag.errors import StoreError
 from blendrag.runtime.passes.device_tier import DeviceTier
@@ -14,71 +17,124 @@ logger = logging.getLogger(__name__)
 
 
 class Entries:
-    """Entries of one model in one namespace.  What one rank lacks, none of them has.
+    """Entries of one model, in the scopes that callers name.  What one rank lacks, none of them has.
+
+    All methods but `key` and `put_share` are meetings of all ranks: a failure of one of them is one of all.
 
     Args:
         fingerprint: this rank's part of the model's identity.
         tier: entries on the device; None on the CPU.
+        form: dtype, layers, KV heads and head size that an entry must have; kernels trust them.
     """
 
-    def __init__(self, store: ChunkStore, namespace: str, fingerprint: str, tier: DeviceTier | None = None) -> None:
+    def __init__(self, store: ChunkStore, fingerprint: str, tier: DeviceTier | None = None,
+                 form: tuple[torch.dtype, int, int, int] | None = None) -> None:
         self.ranks = Ranks()
         self.fingerprint = self.ranks.common(fingerprint)
         self.tier = tier
         self._store = store
-        self._namespace = namespace
+        self._form = form
 
-    def key(self, prefix: bytes, ids: Sequence[int]) -> str:
+    def rename(self, fingerprint: str) -> None:
+        """Has entries named after another fingerprint from now on, and frees the memory of those there are."""
+        if self.tier is not None:
+            self.tier.clear()
+        self._store.free(self.fingerprint)
+        self.fingerprint = fingerprint
+
+    def key(self, scope: str, prefix: bytes, ids: Sequence[int]) -> str:
         """The name of a chunk behind a prefix (a digest)."""
-        return entry_key(self.fingerprint, self._namespace, prefix, ids)
+        return entry_key(self.fingerprint, scope, prefix, ids)
 
     def present(self, keys: Sequence[str]) -> set[str]:
-        """Those of `keys` that are stored."""
-        found = self._store.present([self.ranks.local(key) for key in keys])
+        """Those of `keys` that are stored.
+
+        Raises:
+            StoreError: the store cannot be asked.
+        """
+        found = self.ranks.together(lambda: self._store.present([self.ranks.local(key) for key in keys]))
         have = self.ranks.agree([self.ranks.local(key) in found for key in keys])
         return {key for key, there in zip(keys, have, strict=True) if there}
 
-    def get(self, keys: Sequence[str]) -> list[KVEntry | None]:
-        """The entries, in host memory; None where one cannot be had."""
-        return self._agreed([self._read(self.ranks.local(key)) for key in keys])
+    def get(self, keys: Sequence[str], tokens: Sequence[int] | None = None) -> list[KVEntry | None]:
+        """The entries, in host memory; None where one cannot be had.
 
-    def load(self, keys: Sequence[str]) -> list[KVEntry | None]:
+        Args:
+            tokens: how long each must be at least.
+        """
+        least = tokens or [0] * len(keys)
+        return self._agreed([self._read(self.ranks.local(key), count)
+                             for key, count in zip(keys, least, strict=True)])
+
+    def load(self, keys: Sequence[str], tokens: Sequence[int] | None = None) -> list[KVEntry | None]:
         """`get` for a pass: those for which the device tier has room are on the device."""
-        if self.tier is None:
-            return self.get(keys)
-        held = {key: self.tier.get(key) for key in keys}
-        for key, entry in held.items():
+        tier = self.tier
+        if tier is None:
+            return self.get(keys, tokens)
+        held: list[KVEntry | None] = []
+        for key, count in zip(keys, tokens or [0] * len(keys), strict=True):
+            entry = tier.get(key)
             if entry is None:
-                held[key] = self._read(self.ranks.local(key))
+                entry = self._read(self.ranks.local(key), count)
             else:
                 self._store.touch(self.ranks.local(key))
-        agreed = self._agreed(list(held.values()))
-        placed = self.tier.hold({key: entry for key, entry in zip(keys, agreed, strict=True) if entry is not None})
+            held.append(entry if entry is not None and entry.tokens >= count else None)
+        agreed = {key: entry for key, entry in zip(keys, self._agreed(held), strict=True) if entry is not None}
+        placed = self.ranks.together(lambda: tier.hold(agreed))
         return [placed.get(key) for key in keys]
 
-    def put(self, key: str, entry: KVEntry, prefix: bytes | None = None, ids: Sequence[int] | None = None) -> None:
-        """Stores an entry; with `prefix` and `ids` it is found wherever a prompt holds these tokens."""
+    def put(self, scope: str, key: str, entry: KVEntry, prefix: bytes | None = None,
+            ids: Sequence[int] | None = None) -> None:
+        """Stores an entry, whose key is of this scope.
+
+        With `prefix` and `ids` it is found wherever a prompt of the scope holds these tokens.
+
+        Raises:
+            StoreError: it cannot be written, on this rank or another.
+        """
+        self.ranks.together(lambda: self.put_share(scope, key, entry, prefix, ids))
+
+    def put_share(self, scope: str, key: str, entry: KVEntry, prefix: bytes | None = None,
+                  ids: Sequence[int] | None = None) -> None:
+        """`put` on this rank alone, without a meeting: for a thread beside the one that runs passes.
+
+        An entry that another rank failed to write is not used: `present` and `get` ask all of them.
+        """
         if self.ranks.rank:
             prefix = ids = None  # one name of a chunk is enough
-        self._store.put(self.ranks.local(key), entry, fingerprint=self.fingerprint, namespace=self._namespace,
-                        prefix=prefix, ids=ids)
+        self._store.put(self.ranks.local(key), entry, fingerprint=self.fingerprint, namespace=scope, prefix=prefix,
+                        ids=ids)
 
     def delete(self, keys: Sequence[str]) -> int:
-        """Deletes entries, wherever they are kept; returns how many there were."""
-        found = 0
-        for key in keys:
-            if self.tier is not None:
+        """Deletes entries, wherever they are kept; returns how many there were.
+
+        Raises:
+            StoreError: one of them cannot be deleted, on this rank or another.
+        """
+        if self.tier is not None:
+            for key in keys:
                 self.tier.drop(key)
-            found += self._store.delete(self.ranks.local(key))
-        return found
+        return self.ranks.together(lambda: sum(self._store.delete(self.ranks.local(key)) for key in keys))
 
     def _agreed(self, entries: list[KVEntry | None]) -> list[KVEntry | None]:
         have = self.ranks.agree([entry is not None for entry in entries])
         return [entry if there else None for entry, there in zip(entries, have, strict=True)]
 
-    def _read(self, key: str) -> KVEntry | None:
+    def _read(self, key: str, tokens: int) -> KVEntry | None:
         try:
-            return self._store.get(key)
-        except StoreError as error:
+            entry = self._store.get(key)
+        except Exception as error:  # the other ranks wait for an answer, whatever it is
             logger.warning("a stored chunk cannot be read, computing it: %s", error)
             return None
+        if entry is None or (entry.tokens >= tokens and self._form in (None, _form(entry))):
+            return entry
+        logger.warning("the stored chunk %s is a %s, which is not of this model's form: it is dropped, and computed "
+                       "again", key, entry)
+        with suppress(StoreError):
+            self._store.delete(key)
+        return None
+
+
+def _form(entry: KVEntry) -> tuple[torch.dtype, int, int, int]:
+    layers, _, heads, size = entry.k.shape
+    return entry.k.dtype, layers, heads, size

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from blake3 import blake3
 from vllm.distributed import get_tp_group
 
+from blendrag.errors import StoreError
 from blendrag.store.keys import rank_keys
+
+T = TypeVar("T")
 
 
 class Ranks:
@@ -35,6 +39,30 @@ class Ranks:
         every: list[str | None] = [None] * self.size
         torch.distributed.all_gather_object(every, fingerprint, group=self._group.cpu_group)
         return blake3("/".join(map(str, every)).encode()).hexdigest()
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What `work` returns on this rank, once it has ended on all of them.
+
+        A rank that raised alone would leave the others waiting for it in their next meeting.  `work` is no meeting.
+
+        Raises:
+            Exception: what `work` raised here.
+            StoreError: it failed on another rank.
+        """
+        if self.size == 1:
+            return work()
+        failure: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        if all(self.agree([failure is None])):
+            return result
+        texts: list[str | None] = [None] * self.size
+        torch.distributed.all_gather_object(texts, None if failure is None else str(failure),
+                                            group=self._group.cpu_group)
+        rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
+        raise failure or StoreError(f"it failed on rank {rank}: {text}")
 
     def agree(self, have: Sequence[bool]) -> list[bool]:
         """What all ranks have."""
