@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from blendrag.config import BlendConfig
 from blendrag.errors import EngineClosedError
+from blendrag.forks import Owner
 from blendrag.guard import Quality
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy, make_policy
 from blendrag.prompt import Chunk
 from blendrag.requests import Prefix, Progress, Prompt, Ratio, Requests, pair
+from blendrag.runtime.engine.launch import Launch
 from blendrag.stats import EngineStats
 from blendrag.tokens import SegmentTokenizer
 
 if TYPE_CHECKING:
     from blendrag.runtime.engine.async_llm import EngineProcess
+
+_LOOK_AGAIN_S = 0.5
 
 
 class AsyncBlendEngine:
@@ -35,8 +41,8 @@ class AsyncBlendEngine:
     `if __name__ == "__main__":`.  Chunks are stored in that process, and shared through
     `config.store_path`.
 
-    An engine belongs to the event loop of its first use.  Cancelling a task that waits for it stops
-    the request in the engine.
+    An engine belongs to the event loop of its first use; `close` may be called from any other one.  Cancelling a task
+    that waits for it stops the request in the engine.
 
     Args:
         model: path or name of the model, as vLLM takes it.
@@ -53,6 +59,8 @@ class AsyncBlendEngine:
         self._closed = False
         self._started: asyncio.Task[tuple[EngineProcess, Requests]] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._owner: Owner | None = None
+        self._launch: Launch | None = None
 
     # Requests.
 
@@ -65,11 +73,11 @@ class AsyncBlendEngine:
         Closing the generator, or cancelling the task that iterates over it, stops the request in the engine.
 
         Args:
-            prompt: text is cut into chunks at `config.delimiter`.
+            prompt: documents are chunks where text marks them (`mark_chunks`).
             sampling_params: vLLM's `SamplingParams`.
             blend: False for vLLM's plain full prefill.
             policy, ratio, policy_settings: override the engine's policy for this request.
-            cache_salt: shares vLLM's prefix cache only with requests of the same salt.
+            cache_salt: shares stored chunks and vLLM's prefix cache only with what has the same salt.
             explain: let `BlendOutput.stats.map` tell, token by token, what was measured and computed.
             request_id: names the request in vLLM's logs and output; unique among the running ones.
 
@@ -117,34 +125,46 @@ class AsyncBlendEngine:
     # Chunks.
 
     async def encode(self, chunks: Sequence[str | Chunk], prefix: Prefix = "",
-                     on_progress: Callable[[int, int], None] | None = None) -> list[EncodedChunk]:
+                     on_progress: Callable[[int, int], None] | None = None, *,
+                     cache_salt: str | None = None) -> list[EncodedChunk]:
         """Computes the KV of chunks and stores what is not stored yet; see `BlendEngine.encode`.
 
         Args:
             on_progress: called on the event loop, with (chunks done, chunks in all).
         """
         process, requests = await self._start()
-        encoding = await asyncio.to_thread(requests.encoding, chunks, prefix, on_progress)
+        encoding = await asyncio.to_thread(requests.encoding, chunks, prefix, on_progress, cache_salt)
         for arguments in encoding:
             encoding.take(await process.call("blendrag_encode", *arguments))
         return encoding.result
 
-    async def forget(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> int:
+    async def forget(self, chunks: Sequence[str | Chunk], prefix: Prefix = "", *,
+                     cache_salt: str | None = None) -> int:
         """Deletes the KV of chunks and returns how many entries went; see `BlendEngine.forget`."""
         process, requests = await self._start()
-        ids = await asyncio.to_thread(requests.chunk_ids, chunks)
-        return int(await process.call("blendrag_forget", ids, *requests.behind(prefix)))
+        arguments = await asyncio.to_thread(requests.naming, chunks, prefix, cache_salt)
+        return int(await process.call("blendrag_forget", *arguments))
 
-    async def stored(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> list[bool]:
+    async def stored(self, chunks: Sequence[str | Chunk], prefix: Prefix = "", *,
+                     cache_salt: str | None = None) -> list[bool]:
         """Which chunks are stored, as `encode` with the same arguments would store them."""
         process, requests = await self._start()
-        ids = await asyncio.to_thread(requests.chunk_ids, chunks)
-        return list(await process.call("blendrag_stored", ids, *requests.behind(prefix)))
+        arguments = await asyncio.to_thread(requests.naming, chunks, prefix, cache_salt)
+        return list(await process.call("blendrag_stored", *arguments))
 
     async def quality(self) -> list[Quality]:
         """How good blended answers are, one entry for each policy; see `BlendEngine.quality`."""
         process, _ = await self._start()
         return [Quality(**told) for told in await process.call("blendrag_quality")]
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empties vLLM's prefix cache; stored chunks stay.
+
+        Returns:
+            False where running requests use blocks of it: nothing was removed then.
+        """
+        process, _ = await self._start()
+        return await process.reset_prefix_cache()
 
     # What the engine is made of.
 
@@ -169,16 +189,30 @@ class AsyncBlendEngine:
     @property
     def closed(self) -> bool:
         """Whether it was closed, or its process died; a closed engine cannot be used again."""
-        if self._closed or self._started is None or not self._started.done():
-            return self._closed
-        return self._started.result()[0].closed
+        started = self._started
+        if self._closed or self._forked:
+            return True
+        if started is None or not started.done() or started.cancelled() or started.exception() is not None:
+            return False
+        return started.result()[0].closed
 
     async def close(self) -> None:
-        """Stops all requests and ends the engine's process.  The disk tier stays."""
+        """Stops all requests and ends the engine's process.  The disk tier stays.
+
+        May be called from another event loop than that of the requests, which may be closed by now.  An engine that is
+        never closed ends with the program, or when nothing refers to it any more.  In a fork of the process that
+        started the engine it does nothing.
+        """
+        if self._forked:
+            return
         self._closed = True
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._shut_down())
-        await asyncio.shield(self._closing)
+        loop = self._started.get_loop() if self._started is not None else None
+        if loop is asyncio.get_running_loop():
+            await self._close_here()
+        elif loop is not None:
+            await _run_on(loop, self._close_here)
+        if self._launch is not None:
+            await asyncio.to_thread(self._launch.end)
 
     async def __aenter__(self) -> AsyncBlendEngine:
         return self
@@ -186,39 +220,55 @@ class AsyncBlendEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def _forked(self) -> bool:
+        """Whether it was started in the process that this one is a fork of."""
+        return self._owner is not None and self._owner.forked
+
     async def _start(self) -> tuple[EngineProcess, Requests]:
         """Starts the engine unless it runs."""
+        if self._owner is not None:
+            self._owner.require()
         if self._closed:
             raise EngineClosedError("the engine is closed: make a new AsyncBlendEngine")
         if self._started is None:
-            self._started = asyncio.create_task(self._launch())
-            # Everybody who waits may be cancelled meanwhile.
+            self._owner = Owner()
+            self._started = asyncio.create_task(self._start_process())
+            # All tasks that wait for it may be cancelled meanwhile.
             self._started.add_done_callback(lambda task: task.cancelled() or task.exception())
         elif self._started.get_loop() is not asyncio.get_running_loop():
             raise EngineClosedError("the engine belongs to the event loop of its first use: make one engine for each, "
                                     "or do all within one asyncio.run")
         return await asyncio.shield(self._started)
 
-    async def _launch(self) -> tuple[EngineProcess, Requests]:
+    async def _start_process(self) -> tuple[EngineProcess, Requests]:
+        start = partial(_start_llm, self.model, self.config, self.engine_args)
+        launch = self._launch = Launch(start)
+        end = weakref.finalize(self, launch.end)
         try:
-            return await self._start_process()
+            llm, note = await asyncio.to_thread(launch)
+            from blendrag.runtime.compat import attention_layers, load_tokenizer
+            from blendrag.runtime.engine.async_llm import EngineProcess
+
+            model = llm.vllm_config.model_config
+            tokens = await asyncio.to_thread(lambda: SegmentTokenizer(load_tokenizer(model)))
+            requests = Requests(self.config, tokens, model.max_model_len, self.stats, attention_layers(model))
+            return EngineProcess(llm, note, launch.end), requests
         except BaseException:
-            self._started = None  # the next use tries again
+            self._started = self._owner = None  # the next use tries again
+            end()
             raise
 
-    async def _start_process(self) -> tuple[EngineProcess, Requests]:
-        llm, note = await asyncio.to_thread(_start_llm, self.model, self.config, self.engine_args)
-        from blendrag.runtime.compat import load_tokenizer
-        from blendrag.runtime.engine.async_llm import EngineProcess
-
-        model = llm.vllm_config.model_config
-        tokens = await asyncio.to_thread(lambda: SegmentTokenizer(load_tokenizer(model)))
-        return EngineProcess(llm, note), Requests(self.config, tokens, model.max_model_len, self.stats)
+    async def _close_here(self) -> None:
+        """`close`, on the event loop of the first use."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._shut_down())
+        await asyncio.shield(self._closing)
 
     async def _shut_down(self) -> None:
         if self._started is None:
             return
-        with suppress(Exception):  # it did not start: whoever waits for it is told
+        with suppress(Exception):  # it did not start, which those who wait for it see
             process, _ = await self._started
             await process.close()
 
@@ -237,6 +287,17 @@ def _start_llm(*arguments: Any) -> Any:
     from blendrag.runtime.engine.start import start_async_engine
 
     return start_async_engine(*arguments)
+
+
+async def _run_on(loop: asyncio.AbstractEventLoop, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a coroutine function on another thread's event loop, for as long as that runs."""
+    if not loop.is_running():
+        return
+    done = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(function(), loop))
+    while loop.is_running() and not done.done():
+        await asyncio.wait({done}, timeout=_LOOK_AGAIN_S)
+    if done.done() and not done.cancelled():
+        done.result()
 
 
 async def _last(outputs: AsyncGenerator[BlendOutput, None]) -> BlendOutput:

@@ -6,11 +6,13 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from blendrag.cancellation import stopped_with
 from blendrag.config import BlendConfig
 from blendrag.errors import EngineClosedError
+from blendrag.forks import Owner
 from blendrag.guard import Quality
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy, make_policy
@@ -19,6 +21,9 @@ from blendrag.requests import Prefix, Prompt, Ratio, Requests, pair
 from blendrag.stats import EngineStats
 from blendrag.store import ChunkStore
 from blendrag.tokens import SegmentTokenizer
+
+if TYPE_CHECKING:
+    from blendrag.runtime.engine.loop import EngineLoop
 
 
 class BlendEngine:
@@ -30,7 +35,8 @@ class BlendEngine:
     ...     [output] = engine.generate(prompt, SamplingParams(max_tokens=20))
     ...     output.text, output.stats.chunks_reused
 
-    Methods may be called from any number of threads; their requests share batches.
+    Methods may be called from any number of threads; their requests share batches.  An engine that nothing refers
+    to any more is closed.
 
     Args:
         model: path or name of the model, as vLLM takes it.
@@ -45,7 +51,9 @@ class BlendEngine:
         self.stats = EngineStats()
         self._lock = threading.RLock()
         self._closed = False
+        self._owner: Owner | None = None
         self._loop: Any = None
+        self._end: Any = None
         self._requests: Requests | None = None
         self._store: ChunkStore | None = None
 
@@ -57,11 +65,11 @@ class BlendEngine:
         """Completes prompts, all in one batch.
 
         Args:
-            prompts: one or several; text is cut into chunks at `config.delimiter`.
+            prompts: one or several; documents are chunks where text marks them (`mark_chunks`).
             sampling_params: vLLM's `SamplingParams`, for all prompts or one for each.
             blend: False for vLLM's plain full prefill.
             policy, ratio, policy_settings: override the engine's policy for these requests.
-            cache_salt: shares vLLM's prefix cache only with requests of the same salt.
+            cache_salt: shares stored chunks and vLLM's prefix cache only with what has the same salt.
             explain: let `BlendOutput.stats.map` tell, token by token, what was measured and computed.
 
         Returns:
@@ -100,7 +108,8 @@ class BlendEngine:
     # Chunks.
 
     def encode(self, chunks: Sequence[str | Chunk], prefix: Prefix = "",
-               on_progress: Callable[[int, int], None] | None = None) -> list[EncodedChunk]:
+               on_progress: Callable[[int, int], None] | None = None, *,
+               cache_salt: str | None = None) -> list[EncodedChunk]:
         """Computes the KV of chunks and stores what is not stored yet.
 
         Args:
@@ -110,17 +119,18 @@ class BlendEngine:
                 Chunks encoded behind it are exact when they come first.  Empty: the neutral
                 variant, which serves any prompt.
             on_progress: called with (chunks done, chunks in all).
+            cache_salt: they serve requests of the same salt, and no others.
 
         Raises:
             StoreError: the store cannot be written.
             PromptError: prefix and chunk are longer than the model takes.
         """
-        encoding = self._running.encoding(chunks, prefix, on_progress)
+        encoding = self._running.encoding(chunks, prefix, on_progress, cache_salt)
         for arguments in encoding:
             encoding.take(self._rpc("blendrag_encode", *arguments))
         return encoding.result
 
-    def forget(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> int:
+    def forget(self, chunks: Sequence[str | Chunk], prefix: Prefix = "", *, cache_salt: str | None = None) -> int:
         """Deletes the KV of chunks, as `encode` with the same arguments stored it; returns how many entries went.
 
         What is not stored counts as nothing.  The prefix itself stays, as other chunks stand behind it too.  A chunk
@@ -129,17 +139,25 @@ class BlendEngine:
         Raises:
             StoreError: the store cannot be written.
         """
-        return int(self._rpc("blendrag_forget", self._running.chunk_ids(chunks), *self._running.behind(prefix)))
+        return int(self._rpc("blendrag_forget", *self._running.naming(chunks, prefix, cache_salt)))
 
-    def stored(self, chunks: Sequence[str | Chunk], prefix: Prefix = "") -> list[bool]:
+    def stored(self, chunks: Sequence[str | Chunk], prefix: Prefix = "", *,
+               cache_salt: str | None = None) -> list[bool]:
         """Which chunks are stored, as `encode` with the same arguments would store them."""
-        requests = self._running
-        return list(self._rpc("blendrag_stored", requests.chunk_ids(chunks), *requests.behind(prefix)))
+        return list(self._rpc("blendrag_stored", *self._running.naming(chunks, prefix, cache_salt)))
 
     def flush(self) -> None:
         """Returns when all requests are answered, their chunks are stored (`populate`) and audits done
         (`quality_guard`)."""
         self._start().rest()
+
+    def reset_prefix_cache(self) -> bool:
+        """Empties vLLM's prefix cache; stored chunks stay.
+
+        Returns:
+            False where running requests use blocks of it: nothing was removed then.
+        """
+        return bool(self._start().call(lambda engine: engine.reset_prefix_cache()))
 
     def quality(self) -> list[Quality]:
         """How good blended answers are, one entry for each policy that requests asked for.
@@ -185,17 +203,23 @@ class BlendEngine:
     @property
     def closed(self) -> bool:
         """Whether it was closed, or its thread died; a closed engine cannot be used again."""
-        return self._closed or (self._loop is not None and self._loop.closed)
+        return self._closed or self._forked or (self._loop is not None and self._loop.closed)
 
     def close(self) -> None:
-        """Stops all requests, unloads the model and frees its memory.  The disk tier stays."""
+        """Stops all requests, unloads the model and frees its memory.  The disk tier stays.
+
+        In a fork of the process that started the engine it does nothing.
+        """
+        if self._forked:
+            return
         with self._lock:
             self._closed = True
-            loop, self._loop = self._loop, None
+            end, self._end = self._end, None
+            self._loop = None
             self._store = None
             self._requests = None
-        if loop is not None:
-            loop.close()
+        if end is not None:
+            end()
 
     def __enter__(self) -> BlendEngine:
         return self
@@ -211,25 +235,44 @@ class BlendEngine:
             raise EngineClosedError("the engine was closed meanwhile: make a new BlendEngine")
         return requests
 
+    @property
+    def _forked(self) -> bool:
+        """Whether it was started in the process that this one is a fork of."""
+        return self._owner is not None and self._owner.forked
+
     def _start(self) -> Any:
         """Starts the engine unless it runs; returns its loop."""
+        if self._owner is not None:
+            self._owner.require()
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed: make a new BlendEngine")
             if self._loop is not None:
                 return self._loop
-            from blendrag.runtime.compat import busy, scheduler_connector
+            from blendrag.runtime.compat import attention_layers, busy, in_one_process, scheduler_connector
             from blendrag.runtime.engine.loop import EngineLoop
             from blendrag.runtime.engine.start import start_engine
 
-            atexit.register(_close, weakref.ref(self))
-            loop = EngineLoop(lambda: start_engine(self.model, self.config, self.engine_args), busy)
-            loop.start()
-            self._loop = loop
+            # Nothing that the loop's thread holds may refer to this object, or it would never be freed.
+            loop = EngineLoop(partial(start_engine, self.model, self.config, self.engine_args), busy)
+            # Before what vLLM registers: were the thread cut short by the interpreter's end, C++ would abort.
+            atexit.register(loop.close)
+            end = weakref.finalize(self, _end, loop)
+            end.atexit = False
+            self._owner = Owner()
+            try:
+                loop.start()
+            except BaseException:
+                self._owner = None
+                end()
+                raise
+            self._loop, self._end = loop, end
             self._store = loop.call(lambda engine: scheduler_connector(engine).store)
             tokenizer = loop.call(lambda engine: engine.get_tokenizer())
-            max_model_len = loop.call(lambda engine: engine.vllm_config.model_config.max_model_len)
-            self._requests = Requests(self.config, SegmentTokenizer(tokenizer), max_model_len, self.stats)
+            model = loop.call(lambda engine: engine.vllm_config.model_config)
+            one_process = loop.call(lambda engine: in_one_process(engine.vllm_config))
+            self._requests = Requests(self.config, SegmentTokenizer(tokenizer), model.max_model_len, self.stats,
+                                      attention_layers(model), one_process)
             return loop
 
     def _submit(self, prompts: Sequence[Prompt], params: Sequence[Any], blend: bool, settings: dict[str, Any],
@@ -249,10 +292,13 @@ class BlendEngine:
         return self._running.output(output, ticket.progress)
 
     def _rpc(self, method: str, *args: Any) -> Any:
-        return self._start().call(lambda engine: engine.collective_rpc(method, args=args))[0]
+        from blendrag.runtime.engine.failure import result_of
+
+        # Errors travel as values: of an exception vLLM reads one rank's, and takes the next rank's for a later answer.
+        return result_of(self._start().call(lambda engine: engine.collective_rpc("blendrag_call", args=(method, args))))
 
 
-def _close(reference: weakref.ref[BlendEngine]) -> None:
-    engine = reference()
-    if engine is not None:
-        engine.close()
+def _end(loop: EngineLoop) -> None:
+    """Closes the loop of an engine that was closed, or freed."""
+    atexit.unregister(loop.close)
+    loop.close()

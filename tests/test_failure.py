@@ -7,8 +7,9 @@ import uuid
 
 import pytest
 
-from blendrag.errors import ModelError
-from blendrag.runtime.engine.failure import FailureNote, as_error, leave_notes
+from blendrag.errors import InternalError, ModelError
+from blendrag.runtime.compat import count_cached
+from blendrag.runtime.engine.failure import FailureNote, as_error, leave_notes, own_fault
 
 LOGGER = logging.getLogger("vllm.v1.engine.core")
 
@@ -52,3 +53,30 @@ def test_only_our_own_classes_come_back():
     assert isinstance(as_error("ModelError", "x"), ModelError)
     assert as_error("ValueError", "x") is None
     assert as_error("__doc__", "x") is None
+
+
+def fault_of(call, *arguments):
+    try:
+        call(*arguments)
+    except Exception as error:
+        return own_fault(error)
+
+
+def test_a_fault_of_our_own_code_is_not_blamed_on_the_model():
+    fault = fault_of(count_cached, object(), 1)
+    assert isinstance(fault, InternalError)
+    assert "AttributeError" in str(fault)
+    assert "runtime/compat.py" in str(fault)
+    assert fault_of(int, "x") is None
+    assert fault_of(as_error, None, "x") is not None  # raised by our own line, where our files call vLLM's, too
+
+
+def test_a_fault_of_our_own_code_is_noted_as_one(engine_id):
+    note = FailureNote(engine_id)
+    leave_notes(engine_id)
+    try:
+        count_cached(object(), 1)
+    except AttributeError:
+        LOGGER.exception("EngineCore failed to start.")
+    assert note.read()[0] == "InternalError"
+    note.remove()

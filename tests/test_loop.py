@@ -1,6 +1,9 @@
 """One thread owns the engine; every other thread's request is answered, whatever happens."""
 
 import dataclasses
+import os
+import select
+import signal
 import threading
 import weakref
 from collections import namedtuple
@@ -482,3 +485,42 @@ def test_rest_ends_with_the_engine(start):
     engine.steps.release(10)
     with pytest.raises(EngineClosedError):
         resting.result(PATIENCE)
+
+
+def child_of_a_running_engine(loop, ticket, report):
+    """Every use in a fork says so at once, and its end leaves the parent's engine alone."""
+    for use in (lambda: loop.submit(1, None), lambda: loop.call(id), loop.rest, lambda: list(ticket)):
+        with pytest.raises(EngineClosedError, match="start engines after the fork"):
+            use()
+    assert loop.closed
+    ticket.abort()
+    loop.close()
+    os.write(report, b"done")
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_fork_never_waits_for_the_thread_that_it_does_not_have(start, held):
+    loop, engine = start(freely=False)
+    ticket = answer(loop.submit, 2, None)
+    if held:
+        in_thread(loop._lock.acquire).result(PATIENCE)  # as another thread may be in the middle of a call
+    reading_end, writing_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child_of_a_running_engine(loop, ticket, writing_end)
+        finally:
+            os._exit(0)
+    os.close(writing_end)
+    try:
+        ready, _, _ = select.select([reading_end], [], [], PATIENCE)
+        assert ready
+        assert os.read(reading_end, 10) == b"done"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading_end)
+        if held:
+            loop._lock = threading.RLock()
+    engine.steps.release(2)
+    assert reading(ticket).result(PATIENCE) == [1, 2]

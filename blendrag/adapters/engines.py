@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -42,3 +43,11 @@ def lend_engine(engine: BlendEngine) -> None:
 
 def _key(model: str, config: BlendConfig, engine_args: Mapping[str, Any]) -> str:
     return json.dumps([model, config.model_dump(mode="json"), dict(engine_args)], sort_keys=True, default=repr)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -9,8 +9,25 @@ from pathlib import Path
 
 SCRIPT = """
 import json
+import os
 import psutil
 from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
+from blendrag.errors import EngineClosedError
+
+def use_in_a_fork(engine):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        errors = []
+        for other in (engine, BlendEngine({model!r}, dtype="float32", enforce_eager=True)):
+            try:
+                other.generate("Once")
+            except EngineClosedError as error:
+                errors.append(str(error))
+        engine.close()
+        os.write(writing, json.dumps([engine.closed, errors]).encode())
+        os._exit(0)
+    os.wait()
+    return json.loads(os.read(reading, 10000))
 
 def resident():
     return psutil.Process().memory_info().rss
@@ -27,9 +44,14 @@ for number in range(2):
     engine._start().call(lambda vllm: vllm.collective_rpc(lambda worker: [
         layer.attention.kv_cache.zero_().numel() for layer in worker._encoder.model.layers]))
     running = resident()
-    engine.close()
+    forked = use_in_a_fork(engine)
+    [again] = engine.generate("Once", SamplingParams(max_tokens=2))
+    if number:
+        engine.close()
+    else:
+        del engine  # as in a notebook whose cell runs twice
     found.append(dict(constructed=constructed, running=running, closed=resident(), new=new,
-                      reused=output.stats.chunks_reused))
+                      reused=output.stats.chunks_reused, forked=forked, again=len(again.token_ids)))
 print(json.dumps(found))
 """
 
@@ -42,6 +64,11 @@ def test_a_script_without_a_main_guard(own_process: Callable[..., str], smollm2:
     for engine in (first, second):
         held = 2**30 + 500 * 2**20  # the paged cache and the weights
         assert engine["running"] - engine["closed"] > 0.9 * held
+        assert engine["again"] == 2, "a fork leaves it alone"
+        closed, errors = engine["forked"]
+        assert closed
+        assert len(errors) == 2, "of the parent's engine, and of one that cannot start beside its remains"
+        assert all("start engines after the fork" in error for error in errors)
     assert second["closed"] - first["closed"] < 150 * 2**20
 
 
@@ -104,6 +131,52 @@ def test_an_engines_process_that_is_killed_ends_what_waits_for_it(own_process: C
     assert len(ends) == 3
     assert all("the engine's process died" in line for line in ends)
     assert printed.splitlines()[-1] == "closed True"
+
+
+LOOPS = """
+import asyncio
+import json
+import os
+import sys
+import threading
+import psutil
+from blendrag import AsyncBlendEngine, SamplingParams
+from blendrag.errors import EngineClosedError
+
+async def use(engine):
+    async for output in engine.generate("Once", SamplingParams(max_tokens=2)):
+        pass
+
+async def use_in_a_fork(engine):
+    try:
+        await use(engine)
+    except EngineClosedError as error:
+        print("fork", engine.closed, error, flush=True)
+    await engine.close()
+
+if __name__ == "__main__":
+    engine = AsyncBlendEngine({model!r}, dtype="float32", enforce_eager=True, max_model_len=512,
+                              kv_cache_memory_bytes=2**26)
+    asyncio.run(use(engine))
+    [core] = engine._started.result()[0]._llm.engine_core.resources.engine_manager.processes
+    if (child := os.fork()) == 0:
+        asyncio.run(use_in_a_fork(engine))
+        sys.exit(0)  # as a web server's worker ends, with all that is registered for the end
+    os.waitpid(child, 0)
+    print("alive", core.is_alive())
+    closing = threading.Thread(target=lambda: asyncio.run(engine.close()))
+    closing.start()
+    closing.join()
+    print("closed", engine.closed, core.is_alive(), "EngineCore" in str(psutil.Process().children(recursive=True)))
+"""
+
+
+def test_an_engine_can_be_closed_from_any_event_loop_but_a_forks(own_process: Callable[..., str],
+                                                                smollm2: Path) -> None:
+    lines = own_process(LOOPS.format(model=str(smollm2))).splitlines()
+    [fork] = [line for line in lines if line.startswith("fork")]
+    assert fork.startswith("fork True the engine belongs to the process that this one was forked from")
+    assert lines[-2:] == ["alive True", "closed True False False"]
 
 
 def test_a_missing_main_guard_is_named(own_process: Callable[..., str], smollm2: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -11,10 +11,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from blendrag.errors import EngineClosedError
 from blendrag.runtime.compat import end_requests, output_handler
-from blendrag.runtime.engine.failure import FailureNote, as_error
-
-_SHUTDOWN_S = 30.0
-"""Patience with a process that shuts down; killed sooner, it leaves shared memory and folders behind."""
+from blendrag.runtime.engine.failure import FailureNote, result_of
 
 
 class EngineProcess:
@@ -23,11 +20,13 @@ class EngineProcess:
     Args:
         llm: a running `AsyncLLM` with `BlendWorker`s.
         note: what the process leaves when it dies.
+        end: ends the process; may block.
     """
 
-    def __init__(self, llm: Any, note: FailureNote) -> None:
+    def __init__(self, llm: Any, note: FailureNote, end: Callable[[], None]) -> None:
         self._llm = llm
         self._note = note
+        self._end_process = end
         self._closing = False
         self._ended = asyncio.get_running_loop().create_future()
         self._receiving = output_handler(llm)
@@ -70,16 +69,23 @@ class EngineProcess:
             await asyncio.wait({answer, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise self._reason()
-            result, failure = answer.result()[0]
+            answers = answer.result()
         except Exception as error:
             if not self.closed and not isinstance(error, EngineDeadError):
                 raise
             raise self._reason() from error
         finally:
             answer.cancel()
-        if failure is not None:
-            raise as_error(*failure) or RuntimeError(": ".join(failure))
-        return result
+        return result_of(answers)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empties vLLM's prefix cache; False where blocks of requests are in use, which leaves it as it is."""
+        if self.closed:
+            raise self._reason()
+        try:
+            return await self._llm.reset_prefix_cache() is not False
+        except EngineDeadError as error:
+            raise self._reason() from error
 
     @property
     def closed(self) -> bool:
@@ -93,9 +99,8 @@ class EngineProcess:
         end_requests(self._llm)
         self._receiving.cancel()  # before vLLM's shutdown, which it would take for the engine's death, and log
         await asyncio.wait({self._receiving})
-        await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
+        await asyncio.to_thread(self._end_process)
         end_requests(self._llm)  # of those that were being handed in
-        self._note.remove()
 
     def _end(self) -> None:
         if not self._ended.done():

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from blendrag.errors import BlendError, EngineClosedError
+from blendrag.forks import Owner
 from blendrag.requests import Progress
 from blendrag.runtime.engine.memory import free_memory
 
@@ -36,6 +37,7 @@ class Ticket:
 
     def __iter__(self) -> Iterator[Any]:
         while not self._ended:
+            self._loop.owner.require()
             output = self._outputs.get()
             if output is None:
                 return
@@ -47,7 +49,7 @@ class Ticket:
 
     def abort(self) -> None:
         """Stops the request in the engine; nothing where it has ended."""
-        if not self._ended:
+        if not self._ended and not self._loop.owner.forked:
             self._ended = True
             self._outputs.put(None)  # lets go whoever waits on another thread
             self._loop.abort(self.request_id)
@@ -77,7 +79,8 @@ class EngineLoop:
         self._waiting_for_rest: list[Future[None]] = []
         self._closed = False
         self._reason = EngineClosedError("the engine is closed: make a new BlendEngine")
-        self._lock = threading.Lock()
+        self.owner = Owner()
+        self._lock = threading.RLock()  # a garbage collection while it is held may close an engine
         self._thread = threading.Thread(target=self._run, name="blendrag-engine", daemon=True)
 
     def start(self) -> None:
@@ -113,7 +116,7 @@ class EngineLoop:
             if self._tickets.pop(request_id, None) is not None:
                 engine.abort_request([request_id])
 
-        if self._closed:
+        if self.closed:
             return  # its end is that of the request
         with suppress(EngineClosedError):
             self._command(stop)
@@ -140,10 +143,12 @@ class EngineLoop:
     @property
     def closed(self) -> bool:
         """Whether it takes no more requests."""
-        return self._closed
+        return self._closed or self.owner.forked
 
     def close(self) -> None:
-        """Ends all requests and shuts the engine down; returns when its memory is free."""
+        """Ends all requests and shuts the engine down; returns when its memory is free.  Nothing in a fork."""
+        if self.owner.forked:
+            return
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -152,6 +157,7 @@ class EngineLoop:
             self._thread.join()
 
     def _command(self, command: Callable[[Any], None]) -> None:
+        self.owner.require()
         with self._lock:
             if self._closed:
                 raise EngineClosedError(str(self._reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -16,15 +17,16 @@ import psutil
 
 from blendrag.config import BlendConfig
 from blendrag.errors import BlendError, ModelError
-from blendrag.runtime.engine.failure import FailureNote, as_error
+from blendrag.forks import Owner
+from blendrag.runtime.engine.connectors import CONNECTOR, NO_OFFLOADING, WORKER, check_connector
+from blendrag.runtime.engine.failure import FailureNote, as_error, own_fault
 from blendrag.runtime.engine.memory import free_memory
 from blendrag.store import open_store
 
-CONNECTOR = {"kv_connector": "BlendConnector", "kv_connector_module_path": "blendrag.runtime.connector",
-             "kv_role": "kv_both"}
-WORKER = "blendrag.runtime.worker.BlendWorker"
-
 _starting = threading.Lock()
+_owner: Owner | None = None
+"""Of the engine that started last in this process, or in the one that it was forked from."""
+
 _GUARD = 'put what the file does under `if __name__ == "__main__":`'
 
 
@@ -36,7 +38,9 @@ def start_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -
 
     Raises:
         ModelError: vLLM cannot run the model, or blending does not support it.
+        EngineClosedError: this process was forked from one in which an engine runs.
         StoreError: the store's folder cannot be opened.
+        InternalError: blendrag itself failed.
     """
     from vllm import EngineArgs
     from vllm.distributed.kv_transfer import has_kv_transfer_group
@@ -44,10 +48,17 @@ def start_engine(model: str, config: BlendConfig, engine_args: dict[str, Any]) -
 
     from blendrag.runtime.compat import spare_llvmlite
 
+    global _owner
     _check(config, engine_args)
+    if _owner is not None and _owner.forked and has_kv_transfer_group():
+        _owner.require()  # vLLM's globals are those of an engine that stayed behind
     with _starting:
         if has_kv_transfer_group():
+            gc.unfreeze()  # as vLLM hides what was there when it started
+            gc.collect()  # closes an engine that nothing refers to any more
+        if has_kv_transfer_group():
             raise ModelError("another engine runs in this process: close it first, or share it")
+        _owner = Owner()
         spare_llvmlite()
         with _errors_of(model), _all_or_nothing(), _in_process():
             vllm_config, args = _configure(EngineArgs, model, config, engine_args)
@@ -75,7 +86,7 @@ def start_async_engine(model: str, config: BlendConfig, engine_args: dict[str, A
             note.remove()
             if told is None:
                 raise ModelError(_unexplained(model)) from error
-            raise as_error(*told) or RuntimeError(told[1]) from error
+            raise as_error(*told) or _cannot_start(model, told[1]) from error
 
 
 def _check(config: BlendConfig, engine_args: dict[str, Any]) -> None:
@@ -85,6 +96,8 @@ def _check(config: BlendConfig, engine_args: dict[str, Any]) -> None:
     reserved = {"kv_transfer_config", "worker_cls"} & set(engine_args)
     if reserved:
         raise ModelError(f"{', '.join(sorted(reserved))} is set by blendrag: leave it out")
+    if engine_args.get("kv_offloading_size") is not None:
+        raise ModelError(NO_OFFLOADING.format(option="kv_offloading_size"))
     check_store(config)
 
 
@@ -96,12 +109,15 @@ def check_store(config: BlendConfig) -> None:
 
 def _configure(kind: Any, model: str, config: BlendConfig, engine_args: dict[str, Any]) -> tuple[Any, Any]:
     """`VllmConfig`, and the engine arguments of this kind that it was made of."""
+    from blendrag.runtime.compat import keep_text_only
     from blendrag.runtime.model.blend_model import refuse_by_config
 
-    connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
+    connector = CONNECTOR | {"kv_connector_extra_config": config.embedded().model_dump(mode="json")}
     args = kind(model=model, worker_cls=WORKER, kv_transfer_config=connector, **moderate_memory(engine_args),
                 **engine_args)
     vllm_config = args.create_engine_config()
+    check_connector(vllm_config)
+    keep_text_only(vllm_config, args)
     refuse_by_config(vllm_config)
     return vllm_config, args
 
@@ -113,8 +129,14 @@ def _errors_of(model: str) -> Iterator[None]:
     except BlendError:
         raise
     except Exception as error:
-        raise ModelError(f"vLLM cannot start {model!r} ({_first_line(error)}): check the model's path or name and the "
-                         "engine arguments") from error
+        if (fault := own_fault(error)) is not None:
+            raise fault from error
+        raise _cannot_start(model, _first_line(error)) from error
+
+
+def _cannot_start(model: str, why: str) -> ModelError:
+    return ModelError(f"vLLM cannot start {model!r} ({why.rstrip('.')}): check the model's path or name and the engine "
+                      "arguments")
 
 
 @contextmanager
@@ -167,6 +189,14 @@ def _in_process() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def _after_fork() -> None:
+    global _starting
+    _starting = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _first_line(error: BaseException) -> str:
