@@ -53,3 +53,26 @@ def test_ranks_store_what_requests_bring_and_agree_on_what_is_gone(told: list[di
 
 def test_every_rank_forgets_its_share(told: list[dict[str, Any]]) -> None:
     assert told[1]["forgotten"] == told[0]["forgotten"] == [6, False, 6]
+
+
+def test_a_store_that_fails_on_one_rank_fails_on_all_and_none_waits(told: list[dict[str, Any]]) -> None:
+    """A look-up, a write and a deletion are errors that name what is wrong; what cannot be read is computed."""
+    for ranks, found in enumerate(told, start=1):
+        ended = found["broken"]
+        assert len(ended) == 4 * ranks
+        for number, (error, after) in enumerate(ended):
+            reads = number // ranks == 1
+            assert error == "" if reads else error.endswith("the disk is gone: look for it")
+            assert after == ""
+
+
+def test_ranks_leave_behind_what_they_stored_before_a_reset_or_other_weights(told: list[dict[str, Any]]) -> None:
+    """Scheduler and ranks of an engine of several processes agree one step after the weights changed.
+
+    What is missing is stored, and used the next time.
+    """
+    stored, missing, outdated = ["", ""], ["not stored", ""], ["outdated", ""]
+    for renamed in (told[0]["renamed"], told[1]["renamed"]):
+        assert renamed["reset"] == [stored, missing, stored, stored]
+    assert told[0]["renamed"]["reload"] == [stored, missing, stored, stored]
+    assert told[1]["renamed"]["reload"] == [stored, outdated, missing, stored]

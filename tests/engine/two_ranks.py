@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from blendrag import BlendConfig, BlendEngine, SamplingParams
+from blendrag.errors import StoreError
 from tests.engine.families import FAMILIES, build
 from tests.engine.texts import PASSAGES, SYSTEM, layouts
 
 FIRST = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+BROKEN = ("present", "get", "put", "delete")
 POLICIES = ("plain", "full", "none", "query", "cacheblend")
 
 
@@ -38,18 +40,75 @@ def ask(model: Path, ranks: int) -> dict[str, Any]:
             how: dict[str, Any] = {"blend": False} if policy == "plain" else {"policy": policy}
             found[policy] = [(first_token(output), output.stats.to_dict())
                              for output in engine.generate(layouts()[:7], FIRST, **how)]
-        engine.flush()
+            engine.flush()  # what is stored must not depend on how fast the ranks are
+            engine.reset_prefix_cache()  # what is cached and exact would be preferred
         found["quality"] = {of.policy: (of.audited, of.kl, of.top1) for of in engine.quality()}
         found["stored"] = engine.stored(PASSAGES)
         for key in engine.store.keys()[:2]:
             engine.store.delete(key)
         found["after"] = [output.stats.failure for output in engine.generate(layouts()[:7], FIRST, policy="none")]
         engine.flush()
+        found["broken"] = [broken(engine, method, rank) for method in BROKEN for rank in range(ranks)]
         engine.encode(PASSAGES)
         before = len(engine.store.keys())
         forgotten = engine.forget(PASSAGES)
         found["forgotten"] = [forgotten, any(engine.stored(PASSAGES)), (before - len(engine.store.keys())) / ranks]
+        found["renamed"] = renamed(engine)
         return found
+
+
+def fail_once(worker: Any, method: str, rank: int) -> None:
+    """Makes the next call of a store's method fail on one rank; runs in the worker."""
+    entries = worker._encoder.entries
+    if entries.ranks.rank != rank:
+        return
+
+    def fail(*_: Any, **__: Any) -> None:
+        delattr(entries._store, method)
+        raise StoreError("the disk is gone: look for it")
+
+    setattr(entries._store, method, fail)
+
+
+def broken(engine: BlendEngine, method: str, rank: int) -> tuple[str, str]:
+    """What the next use of the store ends with, and the error of requests and uses after that."""
+    engine.encode(PASSAGES[:1])
+    engine._start().call(lambda inner: inner.collective_rpc(fail_once, args=(method, rank)))
+    ended = ""
+    try:
+        if method == "get":
+            engine.generate(layouts()[0], FIRST, policy="none")
+        elif method == "delete":
+            engine.forget(PASSAGES[:1])
+        elif method == "put":
+            engine.encode([f"Only rank {rank} cannot store this passage. " * 5])
+        else:
+            engine.stored(PASSAGES[:1])
+    except StoreError as error:
+        ended = str(error)
+    engine.encode(PASSAGES[:1])
+    [output] = engine.generate(layouts()[0], FIRST, policy="none")
+    return ended, output.stats.failure + ("" if engine.stored(PASSAGES[:1]) == [True] else "not stored")
+
+
+def renamed(engine: BlendEngine) -> dict[str, Any]:
+    """Why a chunk was not reused after the caches were reset, then after the weights were loaded again, and so on."""
+    loop, prompt = engine._start(), layouts()[16]
+
+    def ask() -> tuple[str, str]:
+        loop.call(lambda vllm: vllm.reset_prefix_cache())
+        [output] = engine.generate(prompt, FIRST, policy="none")
+        engine.flush()  # no step is left to do, so none comes between a change and the next request
+        return output.stats.chunks[0].reason, output.stats.failure
+
+    found: dict[str, Any] = {}
+    for change, make in (("reset", lambda vllm: vllm.reset_prefix_cache(reset_connector=True)),
+                         ("reload", lambda vllm: vllm.collective_rpc("reload_weights"))):
+        engine.encode(PASSAGES[2:3])
+        before = ask()
+        loop.call(make)
+        found[change] = [before, ask(), ask(), ask()]
+    return found
 
 
 def first_token(output: Any) -> list[float]:
