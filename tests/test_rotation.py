@@ -6,7 +6,7 @@ from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from blendrag.errors import ModelError
-from blendrag.runtime.model.rotation import NoRotation, Rotation
+from blendrag.runtime.model.rotation import NoRotation, Rotation, TransformersRotation
 
 POSITIONS = 2048
 SIZE = 64
@@ -168,7 +168,76 @@ def test_a_layer_without_positions_leaves_keys_alone():
     assert torch.equal(NoRotation().unrotate(keys, p), keys)
 
 
+@pairing
+def test_the_last_dimensions_of_a_head_are_turned_where_those_are_the_rotary_ones(neox):
+    module, rotation = make(ROPES["default"], neox, torch.float32, torch.float32)
+    [last] = rotation.variants(SIZE + 32)
+    keys, p, _ = make_keys(torch.float32, size=SIZE + 32)
+    there = by_vllm(module, keys[..., 32:].contiguous(), p)
+    moved = last.rotate(keys, p)
+    assert torch.equal(moved[..., :32], keys[..., :32])
+    close(moved[..., 32:], there)
+    close(last.unrotate(moved, p), keys)
+    assert rotation.variants(SIZE) == []
+
+
+# Models that vLLM runs through transformers: one module that gives angles, and layers that apply them.
+
+
+def turned(keys, cos, sin, neox, sign=1):
+    """As attention layers of transformers do it, with tables as wide as the rotary dimensions."""
+    half = cos.shape[-1] // 2
+    if neox:
+        partner = torch.cat([-keys[..., half:], keys[..., :half]], -1)
+    else:
+        partner = torch.stack([-keys[..., 1::2], keys[..., ::2]], -1).flatten(-2)
+    return keys * cos + sign * partner * sin
+
+
+class Angles(torch.nn.Module):
+    """A rotary module of transformers, with frequencies of its own for each layer type."""
+
+    def __init__(self, layout, dynamic=False):
+        super().__init__()
+        self.layout, self.dynamic = layout, dynamic
+        for name, base in (("full_attention", 1e6), ("sliding_attention", 1e4)):
+            frequencies = 1 / base ** (torch.arange(0, SIZE, 2) / SIZE)
+            self.register_buffer(f"{name}_inv_freq", frequencies, persistent=False)
+
+    def forward(self, states, positions, layer_type):
+        scale = positions.max() if self.dynamic else 1.0
+        angles = positions[..., None].float() * getattr(self, f"{layer_type}_inv_freq") / scale
+        twice = {"halves": torch.cat([angles, angles], -1), "neighbours": angles.repeat_interleave(2, -1)}
+        found = twice.get(self.layout, angles)
+        return found.cos().to(states.dtype), found.sin().to(states.dtype)
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+@pytest.mark.parametrize("layout", ["halves", "neighbours", "once"])
+@pytest.mark.parametrize("sign", [1, -1], ids=["forwards", "backwards"])
+@pairing
+def test_a_way_of_applying_the_angles_of_a_transformers_module_is_found(layer_type, layout, sign, neox):
+    module = Angles(layout)
+    rotation = TransformersRotation(module, POSITIONS, torch.float32, layer_type)
+    keys, p, _ = make_keys(torch.float32)
+    angles = p[:, None].float() * getattr(module, f"{layer_type}_inv_freq")
+    angles = (torch.cat([angles, angles], -1) if neox else angles.repeat_interleave(2, -1))[:, None]
+    expected = turned(keys, angles.cos(), angles.sin(), neox, sign)
+    ways = rotation, *rotation.variants(SIZE)
+    assert [torch.allclose(way.rotate(keys, p), expected, atol=1e-3) for way in ways].count(True) == 1
+
+
 # What is refused.
+
+
+def test_a_transformers_module_that_depends_on_the_length_is_refused_by_name():
+    with pytest.raises(ModelError, match="Angles depends on the length of the sequence"):
+        TransformersRotation(Angles("halves", dynamic=True), POSITIONS, torch.float32, "full_attention")
+
+
+def test_a_module_without_angles_is_refused_by_name():
+    with pytest.raises(ModelError, match="Angles is called otherwise"):
+        TransformersRotation(Angles("halves"), POSITIONS, torch.float32)
 
 
 @pytest.mark.parametrize("rope", [

@@ -67,18 +67,19 @@ def test_attention_kernel_with_split_keys(rows: int, window: int, sparse: bool,
 
 
 @pytest.mark.parametrize("neox", [True, False])
-@pytest.mark.parametrize("half", [24, 10, 0])
-def test_gather_kernel(neox: bool, half: int) -> None:
+@pytest.mark.parametrize(("half", "start"), [(24, 0), (10, 0), (10, 28), (0, 0)])
+def test_gather_kernel(neox: bool, half: int, start: int) -> None:
     generator = torch.Generator().manual_seed(5)
     rotation: Rotation | NoRotation = NoRotation()
     if half:
         angles = torch.rand(100, half, generator=generator)
         rotation = Rotation.__new__(Rotation)
-        rotation.cos, rotation.sin, rotation.neox = angles.cos().to(DEVICE), angles.sin().to(DEVICE), neox
+        rotation.cos, rotation.sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
+        rotation.neox, rotation.start = neox, start
     entries = []
-    for start, tokens, used in ((5, 20, 20), (40, 33, 30)):
+    for place, tokens, used in ((5, 20, 20), (40, 33, 30)):
         k, v = (torch.randn(3, tokens, 2, 48, generator=generator).to(DEVICE) for _ in range(2))
-        entries.append((Placement(start, start + used, "key", exact=False), KVEntry(k, v)))
+        entries.append((Placement(place, place + used, "key", exact=False), KVEntry(k, v)))
     found_k, found_v, expected_k, expected_v = (torch.zeros(80, 2, 48, device=DEVICE) for _ in range(4))
     Gather(entries, DEVICE).layer(1, rotation, found_k, found_v)
     for placement, entry in entries:
@@ -90,14 +91,15 @@ def test_gather_kernel(neox: bool, half: int) -> None:
 
 
 @pytest.mark.parametrize("neox", [True, False])
-@pytest.mark.parametrize("half", [24, 10, 0])
-def test_drift_kernels(neox: bool, half: int) -> None:
+@pytest.mark.parametrize(("half", "start"), [(24, 0), (10, 0), (10, 28), (0, 0)])
+def test_drift_kernels(neox: bool, half: int, start: int) -> None:
     generator = torch.Generator().manual_seed(8)
     rotation: Rotation | NoRotation = NoRotation()
     if half:
         angles = torch.rand(120, half, generator=generator)
         rotation = Rotation.__new__(Rotation)
-        rotation.cos, rotation.sin, rotation.neox = 1.3 * angles.cos(), 1.3 * angles.sin(), neox
+        rotation.cos, rotation.sin = 1.3 * angles.cos(), 1.3 * angles.sin()
+        rotation.neox, rotation.start = neox, start
     reused = torch.zeros(120, dtype=torch.bool)
     reused[5:50], reused[60:110] = True, True
     rows = ~reused | (torch.rand(120, generator=generator) < 0.2)

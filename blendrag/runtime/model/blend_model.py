@@ -7,18 +7,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from blake3 import blake3
-from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 
 from blendrag.errors import ModelError
-from blendrag.runtime.model.rotation import NoRotation, Rotation, TransformersRotation
+from blendrag.runtime.model.identity import fingerprint
+from blendrag.runtime.model.layer_rotations import LayerRotations
+from blendrag.runtime.model.rotation import NoRotation, Rotation
+from blendrag.runtime.model.weights import LoadedWeights
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-_SAMPLES = 64
 _QUANTISED = ("fp8", "nvfp4", "int8", "int4")
 _DRAFTS = (None, "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 """Speculative methods that look at nothing but tokens and the last hidden state.  A draft model would attend to KV of
@@ -32,6 +32,8 @@ class Layer:
     Attributes:
         attention: vLLM's `Attention` module.
         impl: its backend; also what writes the paged cache.
+        rotations: ways in which its keys may depend on their position, the most likely one first; the start-up probe
+            leaves the one that fits.
         group: index of its KV cache group, whose block table its slots come from.
         window: sliding window in tokens, 0 for none.
         soft_cap: tanh cap on the logits, 0 for none.
@@ -40,7 +42,7 @@ class Layer:
     name: str
     attention: Any
     impl: Any
-    rotation: Rotation | NoRotation
+    rotations: list[Rotation | NoRotation]
     group: int
     block_size: int
     window: int
@@ -50,37 +52,55 @@ class Layer:
     def scale(self) -> float:
         return float(self.impl.scale)
 
+    @property
+    def rotation(self) -> Rotation | NoRotation:
+        """How its keys depend on their position."""
+        return self.rotations[0]
+
+    def choose(self, rotation: Rotation | NoRotation) -> None:
+        """Leaves one of `rotations`, and the others' tables to whichever layer needs them."""
+        self.rotations = [rotation]
+
 
 class BlendModel:
     """The loaded model as blending sees it: attention layers in the order they run.
+
+    Args:
+        weights: digests taken while vLLM loaded it.
 
     Raises:
         ModelError: the model, or how it is run, has a property that blending does not support.
     """
 
-    def __init__(self, model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    def __init__(self, model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig,
+                 weights: LoadedWeights | None = None) -> None:
         self.module = model
+        self._weights = weights or LoadedWeights()
         self.vllm_config = vllm_config
         parameter = next(model.parameters())
         self.device = parameter.device
         self.dtype: torch.dtype = vllm_config.model_config.dtype
         refuse_by_config(vllm_config)
-        _refuse_by_cache(kv_cache_config)
+        refuse_by_cache(kv_cache_config)
         groups = {name: (number, group.kv_cache_spec.block_size)
                   for number, group in enumerate(kv_cache_config.kv_cache_groups) for name in group.layer_names}
-        rotations: dict[int, Rotation] = {}
-        self.layers = [self._layer(name, module, groups, rotations)
+        rotations = LayerRotations(model, vllm_config)
+        self.layers = [self._layer(name, module, groups, rotations.of(name, module.head_size))
                        for name, module in model.named_modules() if isinstance(module, Attention)]
         if not self.layers:
             raise ModelError(f"{type(model).__name__} has no attention layers that blending knows: use another model")
         self._refuse_mixed_shapes()
 
     def _layer(self, name: str, attention: Any, groups: dict[str, tuple[int, int]],
-               rotations: dict[int, Rotation]) -> Layer:
+               rotations: list[Rotation | NoRotation]) -> Layer:
         impl = attention.impl
         for feature, value in (("ALiBi", getattr(impl, "alibi_slopes", None)),
                                ("attention sinks", getattr(impl, "sinks", None)),
-                               ("shared KV layers", attention.kv_sharing_target_layer_name)):
+                               ("shared KV layers", attention.kv_sharing_target_layer_name),
+                               ("attention within chunks of a prompt",
+                                getattr(attention, "attention_chunk_size", None)),
+                               ("windows that begin at chunks of a prompt",
+                                None if getattr(impl, "chunk_lookback", -1) < 0 else impl.chunk_lookback)):
             if value is not None:
                 raise ModelError(f"blending does not support {feature} (layer {name}): use another model")
         if not hasattr(impl, "do_kv_cache_update"):
@@ -89,7 +109,7 @@ class BlendModel:
         if attention.layer_name not in groups:
             raise ModelError(f"layer {name} has no KV cache of its own, which blending does not support")
         group, block_size = groups[attention.layer_name]
-        return Layer(name, attention, impl, self._rotation(name, rotations), group, block_size,
+        return Layer(name, attention, impl, rotations, group, block_size,
                      _window(attention), float(getattr(impl, "logits_soft_cap", None) or 0))
 
     def _refuse_mixed_shapes(self) -> None:
@@ -102,41 +122,16 @@ class BlendModel:
         if any(size != size_v for _, size, size_v in shapes):
             raise ModelError("blending does not support values of another size than keys: use another model")
 
-    def _rotation(self, name: str, rotations: dict[int, Rotation]) -> Rotation | NoRotation:
-        """The rotary embedding beside an attention layer; modules shared by layers are wrapped once."""
-        parent = self.module.get_submodule(name.rpartition(".")[0])
-        found = [child for child in parent.children()
-                 if hasattr(child, "cos_sin_cache") or "Rotary" in type(child).__name__]
-        shared = [child for child in self.module.modules()
-                  if hasattr(child, "inv_freq") and "Rotary" in type(child).__name__]
-        if not found and len(shared) != 1:
-            return NoRotation()  # a model that gives positions otherwise is found out by the probe
-        module = (found or shared)[0]
-        if id(module) not in rotations:
-            rotations[id(module)] = Rotation(module, self.dtype) if found else TransformersRotation(
-                module, self.vllm_config.model_config.max_model_len, self.dtype)
-        return rotations[id(module)]
+    @property
+    def form(self) -> tuple[torch.dtype, int, int, int]:
+        """Dtype, layers, KV heads and head size of this rank's entries."""
+        attention = self.layers[0].attention
+        return self.dtype, len(self.layers), attention.num_kv_heads, attention.head_size
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies what KV depends on: sampled weights, dtype, rope tables, head layout, rank."""
-        digest = blake3()
-        sharing = (get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank())
-        digest.update(repr((type(self.module).__name__, str(self.dtype), sharing)).encode())
-        for layer in self.layers:
-            digest.update(repr((layer.attention.num_kv_heads, layer.attention.head_size, layer.window, layer.soft_cap,
-                                layer.scale, layer.rotation.name)).encode())
-            if isinstance(layer.rotation, Rotation):
-                table = layer.rotation.cos
-                digest.update(table[:: max(1, len(table) // _SAMPLES)].cpu().contiguous().numpy().tobytes())
-        samples = []
-        for name, parameter in self.module.named_parameters():
-            bare = name.replace(".base_layer", "")  # as it is called without enable_lora
-            digest.update(repr((bare, tuple(parameter.shape), str(parameter.dtype))).encode())
-            flat = parameter.detach().reshape(-1)
-            samples.append(flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].float())
-        digest.update(torch.cat(samples).cpu().numpy().tobytes())
-        return digest.hexdigest()
+        """Identifies what KV depends on, for this rank."""
+        return fingerprint(self, self._weights.of(self.module))
 
 
 def _window(attention: Any) -> int:
@@ -174,9 +169,20 @@ def refuse_by_config(vllm_config: VllmConfig) -> None:
             raise ModelError(f"blending does not support {what}: {remedy}")
 
 
-def _refuse_by_cache(kv_cache_config: KVCacheConfig) -> None:
+def refuse_by_cache(kv_cache_config: KVCacheConfig) -> None:
+    """Refuses layers that keep something else than the KV of each token they may look back to."""
     for group in kv_cache_config.kv_cache_groups:
-        kind = type(group.kv_cache_spec).__name__
-        if kind not in ("FullAttentionSpec", "SlidingWindowSpec", "UniformTypeKVCacheSpecs"):
-            raise ModelError(f"blending does not support layers with {kind.removesuffix('Spec')} caches: "
-                             "use a model whose layers are ordinary attention")
+        inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)  # UniformTypeKVCacheSpecs
+        for spec in inner.values() if inner is not None else (group.kv_cache_spec,):
+            kind = type(spec).__name__
+            if kind not in ("FullAttentionSpec", "SlidingWindowSpec"):
+                raise ModelError(f"blending does not support layers with {kind.removesuffix('Spec')} caches: "
+                                 "use a model whose layers are ordinary attention")
+            # Without vLLM's hybrid KV cache manager (as with some connectors) full attention has these, too.
+            for feature, present in (
+                    ("attention within chunks of a prompt", getattr(spec, "attention_chunk_size", None) is not None),
+                    ("attention to later tokens", getattr(spec, "non_causal", False)),
+                    ("caches of other than one state for each token", getattr(spec, "tokens_per_state", 1) != 1)):
+                if present:
+                    raise ModelError(f"blending does not support {feature} (layer {group.layer_names[0]}): "
+                                     "use another model")

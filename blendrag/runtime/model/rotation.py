@@ -20,7 +20,16 @@ _REMEDY = "so stored keys cannot be moved: use a model with default, linear, lla
 
 
 class Rotation:
-    """The rotary embedding of one or more layers."""
+    """The rotary embedding of one or more layers.
+
+    Attributes:
+        name: the class of the module it is taken from.
+        neox: halves of the rotary dimensions make pairs; neighbours if False.
+        start: the first rotary dimension of a head.
+        cos, sin: float32 [positions, half of the rotary dimensions].
+    """
+
+    start = 0
 
     def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:
         """
@@ -46,6 +55,15 @@ class Rotation:
         self.cos, self.sin = table[:, :half].float().contiguous(), table[:, half:].float().contiguous()
         self._check(module, size, dtype)
 
+    @property
+    def dimensions(self) -> int:
+        """Rotary dimensions of a head."""
+        return 2 * int(self.cos.shape[1])
+
+    def variants(self, head_size: int) -> list[Rotation]:
+        """Other ways in which a layer with heads of that size may apply the same angles."""
+        return self._at_the_end(head_size)
+
     def rotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """R(p) k.  Keys [tokens, heads, head size], positions int64 [tokens]; the keys' dtype is kept."""
         return self.apply(keys, *self.angles(positions))
@@ -65,7 +83,8 @@ class Rotation:
         half = cos.shape[-1]
         cos, sin = cos[:, None], sin[:, None]
         out = torch.empty_like(keys)
-        out[..., 2 * half :] = keys[..., 2 * half :]
+        for rest in (slice(0, self.start), slice(self.start + 2 * half, None)):
+            out[..., rest] = keys[..., rest]
         first, second = self._pairs(keys, half)
         x, y = first.float(), second.float()
         new_first, new_second = self._pairs(out, half)
@@ -75,9 +94,18 @@ class Rotation:
 
     def _pairs(self, keys: torch.Tensor, half: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The two members of each rotated pair: halves of the rotary dimensions (NeoX) or neighbours (GPT-J)."""
+        rotary = keys[..., self.start : self.start + 2 * half]
         if self.neox:
-            return keys[..., :half], keys[..., half : 2 * half]
-        return keys[..., : 2 * half : 2], keys[..., 1 : 2 * half : 2]
+            return rotary[..., :half], rotary[..., half:]
+        return rotary[..., ::2], rotary[..., 1::2]
+
+    def _at_the_end(self, head_size: int) -> list[Rotation]:
+        """The same for the last dimensions of a head, where it has more than the rotary ones (MiniCPM 3)."""
+        if self.dimensions == head_size:
+            return []
+        last = copy(self)
+        last.start = head_size - self.dimensions
+        return [last]
 
     def _check(self, module: torch.nn.Module, size: int, dtype: torch.dtype) -> None:
         """Compares with the module itself, so that an embedding of another kind cannot slip through."""
@@ -114,37 +142,52 @@ def _theirs(module: torch.nn.Module, keys: torch.Tensor, positions: torch.Tensor
 class TransformersRotation(Rotation):
     """The rotary embedding of a model that vLLM runs through transformers: one module beside the layers.
 
-    It knows the angles and not which dimensions make a pair, which is the attention layers' business.
+    It knows the angles.  Which dimensions make a pair, and which way round they turn, is up to the attention layers.
     """
 
-    def __init__(self, module: torch.nn.Module, positions: int, dtype: torch.dtype, *, neox: bool = True) -> None:
+    def __init__(self, module: torch.nn.Module, positions: int, dtype: torch.dtype,
+                 layer_type: str | None = None) -> None:
         """
         Args:
             module: a rotary embedding of transformers, called with hidden states and position ids.
             positions: the table's length.
-            neox: halves make pairs; neighbours if False.
+            layer_type: of the layers that it rotates, for modules with angles of their own for each type.
 
         Raises:
             ModelError: the module is no fixed table.
         """
         self.name = type(module).__name__
-        self.neox = neox
-        kind = str(getattr(module, "rope_type", "default"))
+        kinds: Any = getattr(module, "rope_type", "default")
+        kind = str(kinds.get(layer_type, "default") if isinstance(kinds, dict) else kinds)
         if "dynamic" in kind or kind == "longrope":
             raise ModelError(f"the rotary embedding {self.name} depends on the length of the sequence, {_REMEDY}")
         device = next(module.buffers()).device
+        states = torch.zeros(1, dtype=dtype, device=device)
+        types = () if layer_type is None else (layer_type,)
         try:
-            cos, sin = module(torch.zeros(1, dtype=dtype, device=device), torch.arange(positions, device=device)[None])
-        except (RuntimeError, TypeError, ValueError) as error:
+            cos, sin = module(states, torch.arange(positions, device=device)[None], *types)
+            start, _ = module(states, torch.arange(2, device=device)[None], *types)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ModelError(f"the rotary embedding {self.name} is called otherwise ({error}), {_REMEDY}") from error
+        if not torch.allclose(start.float(), cos[:, :2].float(), atol=1e-4):
+            raise ModelError(f"the rotary embedding {self.name} depends on the length of the sequence, {_REMEDY}")
         half = cos.shape[-1] // 2
-        self.cos, self.sin = (table[0, :, :half].float().contiguous() for table in (cos, sin))
+        # Each angle is there twice, for both members of a pair, in halves or as neighbours; or once.
+        self.neox = torch.equal(cos[..., :half], cos[..., half:])
+        once = slice(half) if self.neox else slice(None, None, 2)
+        if not self.neox and not torch.equal(cos[..., ::2], cos[..., 1::2]):
+            self.neox, once = True, slice(None)
+        self.cos, self.sin = (table[0, :, once].float().contiguous() for table in (cos, sin))
 
-    def paired_otherwise(self) -> TransformersRotation:
-        """The same angles, for the other pairs."""
-        other = copy(self)
-        other.neox = not self.neox
-        return other
+    def variants(self, head_size: int) -> list[Rotation]:
+        """The other pairs, the other way round, and both."""
+        paired, backwards = copy(self), copy(self)
+        paired.neox = not self.neox
+        backwards.sin = -self.sin
+        both = copy(backwards)
+        both.neox = paired.neox
+        others: list[Rotation] = [paired, backwards, both]
+        return [*others, *(last for one in (self, *others) for last in one._at_the_end(head_size))]
 
 
 class NoRotation:

@@ -93,8 +93,14 @@ class Forward:
 
     def run(self, lanes: Sequence[Lane]) -> None:
         """Takes all rows of all lanes through the model, in as few forwards as `max_num_batched_tokens` allows."""
+        for _ in self.steps(lanes):
+            pass
+
+    def steps(self, lanes: Sequence[Lane]) -> Iterator[int]:
+        """`run`, forward by forward; yields the rows of each."""
         for tile in _tiles(lanes, self.max_rows):
-            self._run_tile(tile)
+            self.run_tile(tile)
+            yield sum(part.rows.stop - part.rows.start for _, part in tile)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """The model's logits of one row, float64 [vocabulary]; None on tensor-parallel ranks that get none.
@@ -121,7 +127,8 @@ class Forward:
         if not more:
             raise _Stop
 
-    def _run_tile(self, tile: list[tuple[Lane, Part]]) -> None:
+    def run_tile(self, tile: Sequence[tuple[Lane, Part]]) -> None:
+        """One forward over parts of lanes, at most `max_rows` rows; a lane's parts must come in order."""
         at, self._running = 0, []
         for lane, part in tile:
             count = part.rows.stop - part.rows.start
@@ -136,7 +143,8 @@ class Forward:
         running = self._running
         with torch.inference_mode(), self._swapped(), without_adapters(self.model.module, at), context:
             try:
-                hidden = self.model.module(ids, positions)
+                hidden = self.model.module(  # as vLLM's runner calls it; some models have no defaults
+                    input_ids=ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
             except _Stop:
                 return
             finally:

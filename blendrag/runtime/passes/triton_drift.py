@@ -18,8 +18,9 @@ _BLOCK_ROWS = 16
 
 @triton.jit
 def _changes_kernel(k_ptr, v_ptr, all_k_ptr, all_v_ptr, row_ptr, at_ptr, slot_ptr, cos_ptr, sin_ptr, out_ptr,
-                    count, k_row, v_row, all_row, table_row, size: tl.constexpr, half: tl.constexpr,
-                    padded_half: tl.constexpr, padded: tl.constexpr, neox: tl.constexpr, block_rows: tl.constexpr):
+                    count, k_row, v_row, all_row, table_row, size: tl.constexpr, start: tl.constexpr,
+                    half: tl.constexpr, padded_half: tl.constexpr, padded: tl.constexpr, neox: tl.constexpr,
+                    block_rows: tl.constexpr):
     probes = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     head = tl.program_id(1)
     ok = probes < count
@@ -37,7 +38,7 @@ def _changes_kernel(k_ptr, v_ptr, all_k_ptr, all_v_ptr, row_ptr, at_ptr, slot_pt
     fresh = k_ptr + row[:, None] * k_row + head * size
     stored = all_k_ptr + at[:, None] * all_row + head * size
     if half > 0:
-        pair, first, second = pairs(half, padded_half, neox)
+        pair, first, second = pairs(start, half, padded_half, neox)
         pair_ok = ok[:, None] & (pair < half)[None, :]
         x = (tl.load(fresh + first[None, :], mask=pair_ok, other=0.0).to(tl.float32)
              - tl.load(stored + first[None, :], mask=pair_ok, other=0.0).to(tl.float32))
@@ -49,7 +50,7 @@ def _changes_kernel(k_ptr, v_ptr, all_k_ptr, all_v_ptr, row_ptr, at_ptr, slot_pt
         tl.store(out_ptr + out + first[None, :], ((x * cos + y * sin) / norm).to(element), mask=pair_ok)
         tl.store(out_ptr + out + second[None, :], ((y * cos - x * sin) / norm).to(element), mask=pair_ok)
     if 2 * half < size:
-        rest_ok = all_ok & (dims >= 2 * half)[None, :]
+        rest_ok = all_ok & ((dims < start) | (dims >= start + 2 * half))[None, :]
         change = (tl.load(fresh + dims[None, :], mask=rest_ok, other=0.0).to(tl.float32)
                   - tl.load(stored + dims[None, :], mask=rest_ok, other=0.0).to(tl.float32))
         tl.store(out_ptr + out + dims[None, :], change.to(element), mask=rest_ok)
@@ -57,8 +58,8 @@ def _changes_kernel(k_ptr, v_ptr, all_k_ptr, all_v_ptr, row_ptr, at_ptr, slot_pt
 
 @triton.jit
 def _move_kernel(moved_ptr, average_ptr, overall_ptr, all_k_ptr, all_v_ptr, at_ptr, slot_ptr, cos_ptr, sin_ptr,
-                 count, all_row, table_row, size: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr,
-                 padded: tl.constexpr, neox: tl.constexpr, block_rows: tl.constexpr):
+                 count, all_row, table_row, size: tl.constexpr, start: tl.constexpr, half: tl.constexpr,
+                 padded_half: tl.constexpr, padded: tl.constexpr, neox: tl.constexpr, block_rows: tl.constexpr):
     stale = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     head = tl.program_id(1)
     ok = stale < count
@@ -76,7 +77,7 @@ def _move_kernel(moved_ptr, average_ptr, overall_ptr, all_k_ptr, all_v_ptr, at_p
     tl.store(v, (tl.load(v, mask=all_ok, other=0.0).to(tl.float32) + change_v).to(element), mask=all_ok)
     k = all_k_ptr + at[:, None] * all_row + head * size
     if half > 0:
-        pair, first, second = pairs(half, padded_half, neox)
+        pair, first, second = pairs(start, half, padded_half, neox)
         pair_in = pair < half
         pair_ok = ok[:, None] & pair_in[None, :]
         x = (tl.load(moved + first[None, :], mask=pair_ok, other=0.0).to(tl.float32)
@@ -90,7 +91,7 @@ def _move_kernel(moved_ptr, average_ptr, overall_ptr, all_k_ptr, all_v_ptr, at_p
         tl.store(k + first[None, :], (old_x + x * cos - y * sin).to(element), mask=pair_ok)
         tl.store(k + second[None, :], (old_y + y * cos + x * sin).to(element), mask=pair_ok)
     if 2 * half < size:
-        rest_in = (dims >= 2 * half) & (dims < size)
+        rest_in = ((dims < start) | (dims >= start + 2 * half)) & (dims < size)
         rest_ok = ok[:, None] & rest_in[None, :]
         change = (tl.load(moved + dims[None, :], mask=rest_ok, other=0.0).to(tl.float32)
                   + share * tl.load(average + dims, mask=rest_in, other=0.0).to(tl.float32)[None, :])

@@ -23,19 +23,19 @@ _BLOCK_TOKENS = 16
 @triton.jit
 def _gather_kernel(k_address_ptr, v_address_ptr, step_ptr, place_ptr, cos_ptr, sin_ptr, k_out_ptr, v_out_ptr,
                    num_tokens, layer, out_token, table_row,
-                   size: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr, padded: tl.constexpr,
-                   neox: tl.constexpr, block_tokens: tl.constexpr):
+                   size: tl.constexpr, start: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr,
+                   padded: tl.constexpr, neox: tl.constexpr, block_tokens: tl.constexpr):
     for block in range(tl.program_id(0), (num_tokens + block_tokens - 1) // block_tokens, tl.num_programs(0)):
         _gather_block(k_address_ptr, v_address_ptr, step_ptr, place_ptr, cos_ptr, sin_ptr, k_out_ptr, v_out_ptr,
                       num_tokens, layer, out_token, table_row, block, tl.program_id(1),
-                      size, half, padded_half, padded, neox, block_tokens)
+                      size, start, half, padded_half, padded, neox, block_tokens)
 
 
 @triton.jit
 def _gather_block(k_address_ptr, v_address_ptr, step_ptr, place_ptr, cos_ptr, sin_ptr, k_out_ptr, v_out_ptr,
                   num_tokens, layer, out_token, table_row, block, head,
-                  size: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr, padded: tl.constexpr,
-                  neox: tl.constexpr, block_tokens: tl.constexpr):
+                  size: tl.constexpr, start: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr,
+                  padded: tl.constexpr, neox: tl.constexpr, block_tokens: tl.constexpr):
     tokens = block * block_tokens + tl.arange(0, block_tokens)
     ok = tokens < num_tokens
     place = tl.load(place_ptr + tokens, mask=ok, other=0)
@@ -49,7 +49,7 @@ def _gather_block(k_address_ptr, v_address_ptr, step_ptr, place_ptr, cos_ptr, si
     v = tl.load(v_in[:, None] + head * size + dims[None, :], mask=all_ok, other=0.0)
     tl.store(v_out_ptr + out + dims[None, :], v, mask=all_ok)
     if half > 0:
-        pair, first, second = pairs(half, padded_half, neox)
+        pair, first, second = pairs(start, half, padded_half, neox)
         pair_ok = ok[:, None] & (pair < half)[None, :]
         x = tl.load(k_in[:, None] + head * size + first[None, :], mask=pair_ok, other=0.0).to(tl.float32)
         y = tl.load(k_in[:, None] + head * size + second[None, :], mask=pair_ok, other=0.0).to(tl.float32)
@@ -59,7 +59,7 @@ def _gather_block(k_address_ptr, v_address_ptr, step_ptr, place_ptr, cos_ptr, si
         tl.store(k_out_ptr + out + first[None, :], (x * cos - y * sin).to(element), mask=pair_ok)
         tl.store(k_out_ptr + out + second[None, :], (y * cos + x * sin).to(element), mask=pair_ok)
     if 2 * half < size:
-        rest_ok = all_ok & (dims >= 2 * half)[None, :]
+        rest_ok = all_ok & ((dims < start) | (dims >= start + 2 * half))[None, :]
         k = tl.load(k_in[:, None] + head * size + dims[None, :], mask=rest_ok, other=0.0)
         tl.store(k_out_ptr + out + dims[None, :], k, mask=rest_ok)
 
