@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from blendrag import delimiters, pairs
 from blendrag.config import DELIMITER
 from blendrag.errors import PromptError
 
-_ESCAPE = "\ue001"
-_ESCAPES = {"0": _ESCAPE, "2": "", "3": ""}  # and "1": the delimiter
-_NO_CHUNK = _ESCAPE + "3"  # begins a piece between two delimiters that is ordinary text
-
+__all__ = ["DELIMITER", "BlendPrompt", "Chunk", "escape_marks", "mark_chunks", "strip_marks"]
 
 @dataclass(frozen=True)
 class Chunk:
     """A piece of a document, whose KV may be stored and reused.
 
-    Its text is data: it is tokenised on its own and never becomes a special token or a delimiter.
+    Its text is data: it is tokenised on its own and never becomes a special token or a mark.
     """
 
     text: str
@@ -59,44 +57,47 @@ class BlendPrompt:
         object.__setattr__(self, "add_special_tokens", add_special_tokens)
 
     @classmethod
-    def from_text(cls, text: str, delimiter: str = DELIMITER, *, keep_delimiter: bool = False,
+    def from_text(cls, text: str, delimiter: str | None = None, *, keep_delimiter: bool = False,
                   add_special_tokens: bool = True) -> BlendPrompt:
-        """Cuts text at the delimiter: what lies between two delimiters is a chunk.
+        """Reads the marks that `mark_chunks` put into a text: each document between a pair of them is a chunk.
 
-        The text before the first and after the last delimiter is never a chunk, nor is white space
-        between two delimiters.  Text without delimiters is a prompt without chunks.
+        What is no pair stays text, character by character.  A document of white space alone is no chunk, and neither
+        is anything in text without marks.
 
         Args:
-            keep_delimiter: leave the delimiters in the prompt, as LMCache does; they are removed otherwise.
+            delimiter: None for pairs of marks.  A delimiter is read as LMCache does: what lies between two of
+                them is a chunk, the text before the first and after the last never is.
+            keep_delimiter: leave the delimiters in the prompt, as LMCache does; pairs are always removed.
         """
-        _check(delimiter)
-        pieces = text.split(delimiter)
-        parts: list[str | Chunk] = []
-        for number, piece in enumerate(pieces):
-            if number and keep_delimiter:
-                parts.append(delimiter)
-            inside = 0 < number < len(pieces) - 1 and not piece.startswith(_NO_CHUNK)
-            plain = _unescape(piece, delimiter)
-            parts.append(Chunk(plain) if inside and plain.strip() else plain)
-        return cls(*parts, add_special_tokens=add_special_tokens)
+        if delimiter is None:
+            pieces = pairs.cut(text)
+        else:
+            delimiters.check(delimiter)
+            pieces = delimiters.cut(text, delimiter, keep_delimiter)
+        return cls(*(Chunk(piece) if document and piece.strip() else piece for piece, document in pieces),
+                   add_special_tokens=add_special_tokens)
 
     def marking(self, texts: Iterable[str]) -> BlendPrompt:
         """The same prompt, in which these texts are chunks wherever its text holds them, the longest first.
 
-        Texts that it does not hold, character by character, change nothing.
+        White space at a text's ends belongs to the chunk where the prompt has it, too.  Texts that the prompt does not
+        hold, character by character, change nothing.
         """
-        wanted = sorted({text for text in texts if text.strip()}, key=len, reverse=True)
-        if not wanted:
+        anywhere = _finder(texts, self.text)
+        if anywhere is None:
             return self
-        anywhere = re.compile(f"({'|'.join(map(re.escape, wanted))})")
         parts: list[str | Chunk] = []
         for part in self.parts:
             if isinstance(part, Chunk):
                 parts.append(part)
             else:
-                # Splitting at a group gives what lies between and what was found, in turn.
+                # Splitting at a group gives, in turn, what lies between the texts and each of them.
                 parts += [Chunk(piece) if number % 2 else piece for number, piece in enumerate(anywhere.split(part))]
         return BlendPrompt(*parts, add_special_tokens=self.add_special_tokens)
+
+    def to_text(self) -> str:
+        """The prompt as one string with pairs of marks, from which `from_text` recovers its parts."""
+        return "".join(pairs.mark(part.text) if isinstance(part, Chunk) else pairs.escape(part) for part in self.parts)
 
     @property
     def text(self) -> str:
@@ -119,71 +120,49 @@ class BlendPrompt:
         return "".join(before)
 
 
-def mark_chunks(texts: Iterable[str], delimiter: str = DELIMITER, separator: str = "\n\n") -> str:
+def mark_chunks(texts: Iterable[str], delimiter: str | None = None, separator: str = "\n\n") -> str:
     """Joins chunk texts into one string from which `BlendPrompt.from_text` recovers each of them.
 
-    With the delimiters taken out, the result is `separator.join(texts)`.  A text that holds the
-    delimiter itself is escaped, and comes back unchanged.  The separator is ordinary text between the chunks.
+    Without the marks, the result is `separator.join(texts)`.  A text that holds a mark itself is escaped, and comes
+    back unchanged.  The separator is ordinary text between the chunks.
+
+    Args:
+        delimiter: None for a pair of marks around each text, or the delimiter that the engine is configured with.
     """
-    _check(delimiter)
     if isinstance(texts, str):
         raise PromptError("mark_chunks takes a list of texts, not one text: pass [text]")
-    between = _NO_CHUNK + _escape(separator, delimiter) if separator.strip() or delimiter in separator else separator
-    pieces: list[str] = []
-    for text in texts:
-        pieces += [between if pieces else "", _escape(text, delimiter)]
-    if not pieces:
-        return ""
-    return delimiter + delimiter.join(pieces[1:]) + delimiter
+    if delimiter is None:
+        return pairs.escape(separator).join(map(pairs.mark, texts))
+    delimiters.check(delimiter)
+    return delimiters.mark(list(texts), delimiter, separator)
 
 
-def escape_marks(text: str, delimiter: str = DELIMITER) -> str:
-    """Text to stand around marked chunks: a delimiter in it begins and ends nothing, and comes back unchanged."""
-    _check(delimiter)
-    return _escape(text, delimiter)
+def escape_marks(text: str, delimiter: str | None = None) -> str:
+    """Text to stand around marked chunks: a mark in it begins and ends nothing, and comes back unchanged."""
+    if delimiter is None:
+        return pairs.escape(text)
+    delimiters.check(delimiter)
+    return delimiters.escape(text, delimiter)
 
 
-def strip_marks(text: str, delimiter: str = DELIMITER) -> str:
-    """The text without delimiters, for a model that does not blend."""
+def strip_marks(text: str, delimiter: str | None = None) -> str:
+    """The text without marks, for a model that does not blend."""
     return BlendPrompt.from_text(text, delimiter).text
-
-
-def as_prompt(prompt: str | BlendPrompt, delimiter: str = DELIMITER, keep_delimiter: bool = False) -> BlendPrompt:
-    """A `BlendPrompt` as it is, text cut at the delimiter."""
-    if isinstance(prompt, BlendPrompt):
-        return prompt
-    if not isinstance(prompt, str):
-        raise PromptError(f"a prompt is a str or a BlendPrompt, not {type(prompt).__name__}")
-    return BlendPrompt.from_text(prompt, delimiter, keep_delimiter=keep_delimiter)
-
-
-def _check(delimiter: str) -> None:
-    """Escapes must neither hold nor complete a delimiter."""
-    if not delimiter or _ESCAPE in delimiter or delimiter[0] in "0123":
-        raise PromptError(f"{delimiter!r} cannot be a delimiter: use one that is not empty, holds no U+E001 and does "
-                          "not start with 0, 1, 2 or 3")
 
 
 def _text(part: str | Chunk) -> str:
     return part.text if isinstance(part, Chunk) else part
 
 
-def _escape(text: str, delimiter: str) -> str:
-    text = text.replace(_ESCAPE, _ESCAPE + "0").replace(delimiter, _ESCAPE + "1")
-    # A text that ends, or starts, like the delimiter would shift the cut: keep the two apart.
-    if (text + delimiter).find(delimiter) < len(text):
-        text += _ESCAPE + "2"
-    if (delimiter + text).rfind(delimiter) > 0:
-        text = _ESCAPE + "2" + text
-    return text
+def _finder(texts: Iterable[str], within: str) -> re.Pattern[str] | None:
+    """What finds those of the texts that stand in a text, with the white space at their ends; None without any."""
+    cores = {text.strip(): text for text in texts}
+    present = sorted((core for core in cores if core and core in within), key=len, reverse=True)
+    if not present:
+        return None
+    return re.compile(f"({'|'.join(_pattern(cores[core], core) for core in present)})")
 
 
-def _unescape(text: str, delimiter: str) -> str:
-    if _ESCAPE not in text:
-        return text
-    pieces: Sequence[str] = text.split(_ESCAPE)
-    plain = [pieces[0]]
-    for piece in pieces[1:]:
-        known = _ESCAPES | {"1": delimiter}
-        plain.append(known[piece[0]] + piece[1:] if piece[:1] in known else _ESCAPE + piece)
-    return "".join(plain)
+def _pattern(text: str, core: str) -> str:
+    before, after = text.split(core, 1)
+    return f"(?:{re.escape(before)})?{re.escape(core)}(?:{re.escape(after)})?"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,20 @@ class TokenizedPrompt:
     spans: tuple[tuple[int, int], ...]
 
 
+def control_tokens(tokenizer: Any) -> dict[int, str]:
+    """Ids and spellings of a Hugging Face tokenizer's special and added tokens, which text could spell."""
+    # Runs of white space may be added tokens too: those are ordinary text.
+    return {number: token.content for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
+            if token.content.strip()}
+
+
+def control_token_in(tokenizer: Any, text: str) -> str | None:
+    """The first control token that a text would become where it is tokenised as prompt text; None without any."""
+    control = control_tokens(tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return next((control[number] for number in ids if number in control and number != tokenizer.unk_token_id), None)
+
+
 class SegmentTokenizer:
     """A Hugging Face tokenizer that encodes text and chunks separately.  Safe to call from several threads."""
 
@@ -35,9 +50,7 @@ class SegmentTokenizer:
         # Encoding data flips a switch that all users of a tokenizer share: ours is not theirs.
         self._own = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()
-        # Runs of white space may be added tokens too: those are ordinary text.
-        added = {number: token.content for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
-                 if token.content.strip()}
+        added = control_tokens(tokenizer)
         control = sorted({*added.values(), *tokenizer.all_special_tokens} - {""}, key=len, reverse=True)
         self._control_ids = set(added) - {tokenizer.unk_token_id}
         self._control = re.compile(f"(?=({'|'.join(map(re.escape, control))}))") if control else None
@@ -98,6 +111,16 @@ class SegmentTokenizer:
         ids = self.text_ids(text, first=True)
         lead = self.leading_ids if isinstance(prefix, str) or prefix.add_special_tokens else []
         return ids if ids[: len(lead)] == lead else lead + ids
+
+    def control_token(self, ids: Iterable[int]) -> str | None:
+        """The spelling of the first special or added token among token ids; None where all are ordinary text."""
+        number = next((number for number in ids if number in self._control_ids), None)
+        return None if number is None else str(self.tokenizer.decode([number]))
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of ordinary text that one token stands for, at the most."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     @property
     def sink_ids(self) -> list[int]:

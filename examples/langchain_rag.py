@@ -33,7 +33,6 @@ model = ChatBlend(model=fetch("smollm2"), engine_args=engine_arguments("smollm2"
 pieces = [piece for source in read_folder(folder) for piece in split(source, model.get_num_tokens)]
 documents = [Document(piece.text, metadata={"source": piece.source}) for piece in pieces]
 embeddings = SentenceTransformerEmbeddings(str(fetch("minilm")))
-prompt = ChatPromptTemplate([("system", "Answer from these passages.\n\n{context}"), ("human", "{question}")])
 
 
 class ShowReuse(BaseCallbackHandler):
@@ -47,8 +46,10 @@ class ShowReuse(BaseCallbackHandler):
 
 def ask(store: VectorStore) -> None:
     """Retrieves, prompts, answers."""
-    # A salt of its own: vLLM's prefix cache would hold the whole prompt the second time.
-    answers = create_blend_documents_chain(model.bind(cache_salt=type(store).__name__), prompt)
+    # A beginning of its own: vLLM's prefix cache would hold the whole prompt the second time.
+    system = f"Answer from these passages of the {type(store).__name__}.\n\n{{context}}"
+    prompt = ChatPromptTemplate([("system", system), ("human", "{question}")])
+    answers = create_blend_documents_chain(model, prompt)
     chain = {"context": store.as_retriever(search_kwargs={"k": 8}), "question": RunnablePassthrough()} | answers
     print(chain.invoke(question, {"callbacks": [ShowReuse()]}).strip())
 

@@ -6,15 +6,20 @@ from hypothesis import strategies as st
 
 from blendrag.config import DELIMITER
 from blendrag.errors import PromptError
-from blendrag.prompt import BlendPrompt, Chunk, as_prompt, escape_marks, mark_chunks, strip_marks
+from blendrag.pairs import CLOSE, LITERAL, OPEN
+from blendrag.prompt import BlendPrompt, Chunk, escape_marks, mark_chunks, strip_marks
 
 ESCAPE = "\ue001"
 DELIMITERS = [DELIMITER, " # # ", "##", "abab"]
+FORMS = [None, *DELIMITERS]
+"""Pairs of marks, and delimiters."""
 
-# Any text, and text made to collide with the delimiters and with the escapes.
-texts = st.text() | st.text(alphabet=f"# ab{DELIMITER}{ESCAPE}0123\n", max_size=12)
+# Any text, and text made to collide with the marks, the delimiters and the escapes.
+MARKS = [OPEN, CLOSE, LITERAL, *OPEN, CLOSE[-1], LITERAL[-1]]
+texts = (st.text() | st.text(alphabet=f"# ab{DELIMITER}{ESCAPE}0123\n", max_size=12)
+         | st.lists(st.sampled_from([*MARKS, "a", " ", "\n"]), max_size=8).map("".join))
 plain_texts = texts.map(lambda text: text.replace(ESCAPE, "e"))
-separators = st.sampled_from(["\n\n", "\n", " ", "", "\n---\n", "#", "##", f"1{ESCAPE}", DELIMITER])
+separators = st.sampled_from(["\n\n", "\n", " ", "", "\n---\n", "#", "##", f"1{ESCAPE}", DELIMITER, OPEN, CLOSE])
 
 
 # Parts.
@@ -106,7 +111,7 @@ def test_an_empty_delimiter_is_refused():
 
 
 @settings(deadline=None)
-@given(texts, st.lists(texts, min_size=1, max_size=3), texts, st.sampled_from(DELIMITERS))
+@given(texts, st.lists(texts, min_size=1, max_size=3), texts, st.sampled_from(FORMS))
 def test_escaped_text_around_marked_chunks_is_no_chunk_whatever_it_holds(before, chunks, after, delimiter):
     marked = f"{escape_marks(before, delimiter)}{mark_chunks(chunks, delimiter)}{escape_marks(after, delimiter)}"
     prompt = BlendPrompt.from_text(marked, delimiter)
@@ -115,26 +120,26 @@ def test_escaped_text_around_marked_chunks_is_no_chunk_whatever_it_holds(before,
 
 
 @settings(deadline=None)
-@given(st.lists(texts, max_size=4), st.sampled_from(DELIMITERS), separators, st.booleans())
+@given(st.lists(texts, max_size=4), st.sampled_from(FORMS), separators, st.booleans())
 def test_marked_chunks_come_back_unchanged_whatever_they_hold(chunks, delimiter, separator, keep):
     marked = mark_chunks(chunks, delimiter, separator)
     prompt = BlendPrompt.from_text(f"Passages:\n{marked}\nQuestion?", delimiter, keep_delimiter=keep)
     assert prompt.chunks == [chunk for chunk in chunks if chunk.strip()]
     assert prompt.parts[0].startswith("Passages:\n")
     assert prompt.parts[-1].endswith("\nQuestion?")
-    if not keep:
+    if not keep or delimiter is None:
         assert prompt.text == f"Passages:\n{separator.join(chunks)}\nQuestion?"
 
 
 @settings(deadline=None)
-@given(st.lists(texts, max_size=4), st.sampled_from(DELIMITERS), separators)
+@given(st.lists(texts, max_size=4), st.sampled_from(FORMS), separators)
 def test_without_the_marks_the_text_is_the_joined_chunks(chunks, delimiter, separator):
     assert strip_marks(mark_chunks(chunks, delimiter, separator), delimiter) == separator.join(chunks)
 
 
 @example(f"{ESCAPE}{DELIMITER}0", DELIMITER)
 @settings(deadline=None)
-@given(texts, st.sampled_from(DELIMITERS))
+@given(texts, st.sampled_from(FORMS))
 def test_a_model_that_does_not_blend_is_sent_the_same_text(text, delimiter):
     assert strip_marks(text, delimiter) == BlendPrompt.from_text(text, delimiter).text
 
@@ -144,8 +149,41 @@ def test_nothing_to_mark_is_the_empty_text():
     assert mark_chunks(iter([])) == ""
 
 
-def test_one_chunk_stands_between_two_delimiters():
-    assert mark_chunks(["a"]) == f"{DELIMITER}a{DELIMITER}"
+def test_each_chunk_stands_between_an_opening_and_a_closing_mark():
+    assert mark_chunks(["a", "b"]) == f"{OPEN}a{CLOSE}\n\n{OPEN}b{CLOSE}"
+
+
+def test_chunks_stand_between_delimiters_where_one_is_configured():
+    assert mark_chunks(["a", "b"], "##") == "##a##\n\n##b##"
+
+
+@pytest.mark.parametrize(("text", "parts"), [
+    (f"before{OPEN}a{CLOSE}after", ("before", Chunk("a"), "after")),
+    (f"{OPEN}a{CLOSE}question{OPEN} b {CLOSE}", (Chunk("a"), "question", Chunk(" b "))),
+    (f"before{OPEN} \n{CLOSE}{OPEN}{CLOSE}after", ("before \nafter",)),
+    (f"{OPEN}a", (f"{OPEN}a",)),
+    (f"a{CLOSE}b", (f"a{CLOSE}b",)),
+    (f"{CLOSE}a{OPEN}", (f"{CLOSE}a{OPEN}",)),
+    (f"{OPEN}a{OPEN}b{CLOSE}c{CLOSE}", (f"{OPEN}a", Chunk("b"), f"c{CLOSE}")),
+    (f"{OPEN}{OPEN[:2]}{CLOSE[:1]}{CLOSE}", (Chunk(OPEN[:2] + CLOSE[:1]),)),
+    (f"{OPEN[:2]}a{CLOSE[1:]}", (f"{OPEN[:2]}a{CLOSE[1:]}",)),
+    (f"icons {DELIMITER} home {DELIMITER}", (f"icons {DELIMITER} home {DELIMITER}",)),
+])
+def test_a_document_is_an_opening_mark_and_the_next_closing_one_and_all_else_is_text(text, parts):
+    assert BlendPrompt.from_text(text).parts == parts
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([OPEN, *OPEN, CLOSE[-1], "a", " ", "\ue000", "\ue001", "\ue0010", "\n"])).map("".join))
+def test_text_in_which_nothing_is_closed_stays_as_it_is(text):
+    assert BlendPrompt.from_text(text.replace(CLOSE, "")).parts == ((text.replace(CLOSE, ""),) if text else ())
+
+
+@settings(deadline=None)
+@given(st.lists(texts | texts.filter(str.strip).map(Chunk)))
+def test_a_prompt_is_one_string_and_back(parts):
+    prompt = BlendPrompt(*parts)
+    assert BlendPrompt.from_text(prompt.to_text()) == prompt
 
 
 def test_marking_a_single_text_instead_of_a_list_is_refused():
@@ -171,20 +209,7 @@ def test_a_separator_never_becomes_a_chunk(separator, delimiter):
     assert prompt.parts == (Chunk("a"), separator, Chunk("b"))
 
 
-# Either form.
-
-
-def test_prompts_are_taken_as_they_are_and_text_is_cut():
-    prompt = BlendPrompt("a", Chunk("b"), add_special_tokens=False)
-    assert as_prompt(prompt, "|") is prompt
-    assert as_prompt("a|b|c", "|") == BlendPrompt("a", Chunk("b"), "c")
-    assert as_prompt("a|b|c", "|", keep_delimiter=True).text == "a|b|c"
-
-
-@pytest.mark.parametrize("prompt", [None, 5, ["a"], {"prompt_token_ids": [1]}])
-def test_other_prompts_are_refused(prompt):
-    with pytest.raises(PromptError, match=f"not {type(prompt).__name__}"):
-        as_prompt(prompt)
+# Texts that are named.
 
 
 def test_marking_texts_that_the_prompt_holds() -> None:
@@ -194,3 +219,9 @@ def test_marking_texts_that_the_prompt_holds() -> None:
     assert marked.text == prompt.text
     assert not marked.add_special_tokens
     assert prompt.marking([]) is prompt
+
+
+def test_white_space_at_the_ends_of_a_named_text_is_the_chunks_where_the_prompt_has_it() -> None:
+    prompt = BlendPrompt("one\n\ntwo  three")
+    assert prompt.marking([" one\n", "\ntwo ", "three\n"]).parts == (
+        Chunk("one\n"), Chunk("\ntwo "), " ", Chunk("three"))

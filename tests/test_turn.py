@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
-from blendrag import BlendConfig, Chunk, mark_chunks
+from blendrag import BlendConfig, Chunk, mark_chunks, strip_marks
 from blendrag.adapters import ChatTurn, Reply, render_chat
 from blendrag.adapters.replies import ReplyDelta
 from blendrag.adapters.syntax import tool_syntax
@@ -151,7 +151,7 @@ def test_documents_are_marked_wherever_they_stand(tokenizer: Any) -> None:
                 {"role": "user", "content": f"{passages[1]}\n\n{passages[1]} And {passages[0]}"}]
     turn = turn_of(tokenizer, messages, tools=(), chat_template=None, documents=[*passages, "not there at all", "a"])
     assert turn.prompt.chunks == [passages[0], passages[1], passages[1], passages[0]]
-    rows = [{**row, "content": row["content"].replace("\ue000", "")} for row in messages]
+    rows = [{**row, "content": strip_marks(row["content"])} for row in messages]
     assert turn.prompt.text == render_chat(tokenizer, rows)
 
 

@@ -40,12 +40,13 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], template:
                 **variables: Any) -> str:
     """The prompt text of a conversation, up to where the model's answer begins.
 
-    Chunk delimiters in the messages stay where they are.  The text carries its own special tokens: it is tokenised with
-    `add_special_tokens=False`.
+    Marks of documents in the messages stay where they are: `chat_prompt` reads them.  The text carries its own special
+    tokens: it is tokenised with `add_special_tokens=False`.
 
     Args:
-        messages: `{"role": ..., "content": text}`, and what else the template reads.  Arguments of earlier tool calls
-            may be JSON text, as in OpenAI's API: templates get them as objects.
+        messages: `{"role": ..., "content": text}`, and what else the template reads.  Content may be a list of OpenAI's
+            parts of text, which become lines of one.  Arguments of earlier tool calls may be JSON text, as in OpenAI's
+            API: templates get them as objects.
         template: a Jinja template to use in place of the model's.
         variables: for the template, such as `tools` or `enable_thinking`.
 
@@ -54,17 +55,23 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], template:
     """
     used = chat_template_of(tokenizer, template, bool(variables.get("tools")))
     try:
-        text: str = tokenizer.apply_chat_template([_row(message) for message in messages], chat_template=used,
-                                                  tokenize=False, add_generation_prompt=True, **variables)
+        text: str = tokenizer.apply_chat_template(template_rows(messages), chat_template=used, tokenize=False,
+                                                  add_generation_prompt=True, **variables)
     except (TemplateError, TypeError) as error:  # a template that reads what is not there fails as Python does
         raise PromptError(f"the chat template does not take these messages ({error}): change their roles or order, "
                           "or pass another template as chat_template") from error
     return text
 
 
+def template_rows(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as chat templates expect them; PromptError for content that is not text."""
+    return [_row(message) for message in messages]
+
+
 def _row(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it."""
     content = message.get("content") or ""
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        content = "\n".join(part["text"] for part in content)  # as vLLM joins them
     if not isinstance(content, str):
         raise PromptError("the model reads text only: leave images, audio and files out of the messages")
     row = {**message, "content": content}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from blendrag import BlendConfig, BlendOutput, BlendPrompt
-from blendrag.adapters.chat import chat_template_of, reads_tools, render_chat
+from blendrag import BlendConfig, BlendOutput
+from blendrag.adapters.chat import chat_template_of, reads_tools
+from blendrag.adapters.chat_prompt import chat_prompt
 from blendrag.adapters.replies import Reply, ReplyDelta
 from blendrag.adapters.tools import Tool, ToolUse, answer_form, tool_use
 from blendrag.errors import ConfigError, PromptError
@@ -23,7 +24,7 @@ class ChatTurn:
 
     Args:
         tokenizer: the model's.
-        config: of the engine; its delimiter marks chunks in the messages.
+        config: of the engine; its delimiter, where it has one, marks chunks in the messages.
         messages: `{"role": ..., "content": text}`, with `tool_calls` and `tool_call_id` where there are any.
         tools: that the model may call, `{"type": "function", "function": {...}}` each.
         tool_choice: "auto", "none", "required", or the name of the tool that must be called.
@@ -33,14 +34,15 @@ class ChatTurn:
         chat_template: a Jinja template to use in place of the model's.
         variables: for the template, such as `enable_thinking`.
         tool_parser: name of vLLM's parser for the tool calls of this model; "auto" tells it by the template.
-        documents: texts that are chunks wherever they stand in the prompt, besides those that the messages mark.
+        documents: texts that are chunks wherever they stand in the messages, besides those that the messages mark.
 
     Attributes:
         prompt: what the model is sent.
         sampling: fields of vLLM's `SamplingParams` that the turn needs.
 
     Raises:
-        PromptError: the template does not take the messages or shows no tools, or tool_choice names no tool.
+        PromptError: the template does not take the messages, shows no tools or changes a document that spells a control
+            token, or tool_choice names no tool.
         ConfigError: an unknown response format, or one beside a call that is forced.
     """
 
@@ -65,11 +67,7 @@ class ChatTurn:
                                   'tool_choice at "auto"')
             self.sampling["structured_outputs"] = form
             self._use = ToolUse()
-        text = render_chat(tokenizer, messages, template, **shown)
-        marked = BlendPrompt.from_text(text, config.delimiter, keep_delimiter=config.keep_delimiter,
-                                       add_special_tokens=False)
-        # Fewer characters than that cannot be enough tokens to be stored.
-        self.prompt = marked.marking(text for text in documents if len(text) >= config.min_chunk_tokens)
+        self.prompt = chat_prompt(tokenizer, messages, config, template, documents=documents, variables=shown)
 
     def reply(self, output: BlendOutput, candidate: int = 0) -> Reply:
         """The finished answer of one of the output's samples."""

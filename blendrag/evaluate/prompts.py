@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from blendrag.adapters import chat_prompt, has_chat_template
 from blendrag.evaluate.dataset import Question
 from blendrag.prompt import BlendPrompt, escape_marks, mark_chunks
 
@@ -25,8 +26,6 @@ def build_prompt(tokenizer: Any, question: Question) -> BlendPrompt:
 
 def as_chat(tokenizer: Any, request: str, lead: str) -> BlendPrompt:
     """A user's request with marked chunks, in the model's chat template; followed by `lead` where it has none."""
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_chat_template(tokenizer):
         return BlendPrompt.from_text(f"{request}{lead}")
-    text = tokenizer.apply_chat_template([{"role": "user", "content": request}], tokenize=False,
-                                         add_generation_prompt=True)
-    return BlendPrompt.from_text(text, add_special_tokens=False)
+    return chat_prompt(tokenizer, [{"role": "user", "content": request}])

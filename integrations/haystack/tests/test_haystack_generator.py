@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -11,7 +12,10 @@ from blendrag import BlendEngine, BlendOutput
 from blendrag.errors import ConfigError, PromptError
 from haystack import Document
 from haystack.dataclasses import ChatMessage, ImageContent, StreamingChunk, TextContent
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
+from tests.conversations import TEMPLATES, Message, check_chunks, conversations
 
 from haystack_integrations.components.generators.blendrag import BlendChatGenerator
 
@@ -180,3 +184,44 @@ def test_structured_output(generator: BlendChatGenerator) -> None:
     text = reply(generator.run("Arlon lies on the Semois. Describe it as JSON.", generation_kwargs=kwargs)).text
     assert text is not None
     assert City.model_validate_json(text).name == "Arlon"
+
+
+# Documents in conversations.
+
+many = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def messages_of(conversation: list[Message], marked: bool) -> list[ChatMessage]:
+    kinds = {"system": ChatMessage.from_system, "assistant": ChatMessage.from_assistant}
+    return [kinds.get(message.role, ChatMessage.from_user)(message.marked if marked else message.plain)
+            for message in conversation]
+
+
+def rendered(engine: BlendEngine, conversation: list[Message], template: str) -> str:
+    roles = {"system": "system", "assistant": "assistant"}
+    rows = [{"role": roles.get(message.role, "user"), "content": message.plain} for message in conversation]
+    return str(engine.tokenizer.apply_chat_template(rows, chat_template=template, tokenize=False,
+                                                    add_generation_prompt=True))
+
+
+@many
+@given(conversations, st.sampled_from(sorted(TEMPLATES)))
+def test_marked_documents_in_any_conversation(engine: BlendEngine, conversation: list[Message], name: str) -> None:
+    generator = BlendChatGenerator(engine=engine, chat_template=TEMPLATES[name])
+    prompt = generator.to_prompt(messages_of(conversation, marked=True))
+    assert prompt.text == rendered(engine, conversation, TEMPLATES[name])
+    check_chunks(prompt.chunks, conversation, name)
+
+
+@many
+@given(conversations, st.sampled_from(sorted(TEMPLATES)))
+def test_named_documents_in_any_conversation(engine: BlendEngine, conversation: list[Message], name: str) -> None:
+    """The messages hold the documents as they are, marks in them included."""
+    generator = BlendChatGenerator(engine=engine, chat_template=TEMPLATES[name])
+    named = [replace(message, documents=[f"Passage {number}.{place} {text} of {number}.{place}"
+                                         for place, text in enumerate(message.documents)])
+             for number, message in enumerate(conversation)]
+    documents = [Document(content=text) for message in named for text in message.documents]
+    prompt = generator.to_prompt(messages_of(named, marked=False), documents=documents)
+    assert prompt.text == rendered(engine, named, TEMPLATES[name])
+    check_chunks(prompt.chunks, named, name)

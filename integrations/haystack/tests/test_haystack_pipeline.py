@@ -90,8 +90,9 @@ def test_string_templates_work_too(store: InMemoryDocumentStore, generator: Blen
     assert blend["chunks_reused"] == blend["chunks_found"] == 4
 
 
-def test_recomputing_everything_answers_like_plain_vllm(store: InMemoryDocumentStore,
-                                                        generator: BlendChatGenerator) -> None:
+def test_recomputing_everything_answers_like_plain_vllm(store: InMemoryDocumentStore, generator: BlendChatGenerator,
+                                                        engine: BlendEngine, documents: list[Document]) -> None:
+    engine.encode([document.content or "" for document in documents], cache_salt="full")
     pipeline = pipeline_of(store, generator, template_of(PLAIN))
     full = ask(pipeline, policy="full", cache_salt="full")
     plain = ask(pipeline, blend=False, cache_salt="plain")
@@ -100,7 +101,9 @@ def test_recomputing_everything_answers_like_plain_vllm(store: InMemoryDocumentS
     assert plain.meta["blend"]["policy"] == "plain"
 
 
-def test_reuse_is_counted(store: InMemoryDocumentStore, generator: BlendChatGenerator) -> None:
+def test_reuse_is_counted(store: InMemoryDocumentStore, generator: BlendChatGenerator, engine: BlendEngine,
+                          documents: list[Document]) -> None:
+    engine.encode([document.content or "" for document in documents], cache_salt="counted")
     meta = ask(pipeline_of(store, generator, template_of(PLAIN)), cache_salt="counted", max_tokens=1).meta
     assert meta["usage"]["prompt_tokens_details"]["cached_tokens"] == meta["blend"]["reused_tokens"] > 0
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 from blendrag import BlendConfig, BlendEngine, BlendPrompt
 from blendrag.adapters import Call, lend_engine, shared_engine, split_arguments
 from blendrag.errors import ConfigError
+from blendrag.reading import as_prompt
 from langchain_core.language_models import LangSmithParams
 from langchain_core.load import dumpd
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -143,13 +144,12 @@ class EngineSettings(BaseModel):
         return params
 
     def _cut(self, text: str, *, rendered: bool) -> BlendPrompt:
-        """The text, cut at the engine's delimiter.
+        """The text with its marks read.
 
         Args:
             rendered: a chat template made the text, so it has its special tokens already.
         """
-        return BlendPrompt.from_text(text, self.config.delimiter, keep_delimiter=self.config.keep_delimiter,
-                                     add_special_tokens=not rendered)
+        return as_prompt(text, self.config.delimiter, self.config.keep_delimiter, add_special_tokens=not rendered)
 
     def _call(self, arguments: Mapping[str, Any], stop: Sequence[str] | None) -> Call:
         defaults = {name: getattr(self, name) for name in SAMPLING} | self.sampling_args

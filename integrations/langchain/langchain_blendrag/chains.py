@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blendrag import DELIMITER
 from blendrag.errors import PromptError
 from langchain_core.language_models import LanguageModelLike
 from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
@@ -62,8 +61,8 @@ def create_blend_documents_chain(
     return chain.with_config(run_name="stuff_documents_chain")
 
 
-def _delimiter(llm: Any) -> str:
-    """What the model cuts prompts at, `bind`, `with_config` and the like taken off it."""
+def _delimiter(llm: Any) -> str | None:
+    """The delimiter that the model is configured with, `bind`, `with_config` and the like taken off it."""
     while not isinstance(llm, EngineSettings) and hasattr(llm, "bound"):
         llm = llm.bound
-    return llm.config.delimiter if isinstance(llm, EngineSettings) else DELIMITER
+    return llm.config.delimiter if isinstance(llm, EngineSettings) else None

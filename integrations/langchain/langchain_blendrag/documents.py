@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from blendrag import DELIMITER, mark_chunks
+from blendrag import mark_chunks
 from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate, format_document
 
 
 def format_documents(documents: Iterable[Document], *, document_prompt: BasePromptTemplate[str] | None = None,
-                     separator: str = "\n\n", delimiter: str = DELIMITER) -> str:
+                     separator: str = "\n\n", delimiter: str | None = None) -> str:
     """Joins the documents, in their order, and marks each as a chunk.
 
     Made for `retriever | format_documents`.  Without the marks the text is `separator.join(texts)`; `BlendLLM` and
@@ -20,7 +20,7 @@ def format_documents(documents: Iterable[Document], *, document_prompt: BaseProm
         documents: in the order in which the prompt shall hold them.
         document_prompt: formats a document, metadata included; the whole is the chunk.  None: its text alone.
         separator: text between two documents; it belongs to neither chunk.
-        delimiter: the mark; the engine's `BlendConfig.delimiter`.
+        delimiter: the engine's `BlendConfig.delimiter`; None for a pair of marks around each document.
     """
     return mark_chunks((document_text(document, document_prompt) for document in documents), delimiter, separator)
 

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 from blendrag import BlendOutput, BlendPrompt
-from blendrag.adapters import gather, has_chat_template, iterate, render_chat, usage_of
+from blendrag.adapters import chat_prompt, gather, has_chat_template, iterate, usage_of
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseLLM, LanguageModelInput
 from langchain_core.messages import BaseMessage
@@ -19,7 +19,7 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import RunnableConfig
 
-from langchain_blendrag._messages import openai_messages
+from langchain_blendrag._messages import artifact_texts, openai_messages
 from langchain_blendrag._results import generation_info, logprobs_info
 from langchain_blendrag._settings import EngineSettings
 
@@ -66,16 +66,22 @@ class BlendLLM(EngineSettings, BaseLLM):
 
     def _templated(self, value: PromptValue) -> PromptValue:
         """Messages with the chat template applied; anything else as it is."""
-        template = self.chat_template
-        if not isinstance(value, ChatPromptValue) or template is None:
+        if not isinstance(value, ChatPromptValue):
             return value
-        if template == "auto" and not has_chat_template(self.engine.tokenizer):
-            return value
-        messages = value.to_messages()
+        template, messages = self.chat_template, value.to_messages()
+        if template is None or (template == "auto" and not has_chat_template(self.engine.tokenizer)):
+            return ChatPromptValue(messages=list(map(self._paired, messages)))
         if template == "auto":
             _tell_once(self.model)
-        text = render_chat(self.engine.tokenizer, openai_messages(messages), None if template == "auto" else template)
-        return _RenderedPrompt(messages=messages, text=_RenderedText(text))
+        prompt = chat_prompt(self.engine.tokenizer, openai_messages(messages), self.config,
+                             None if template == "auto" else template, documents=artifact_texts(messages))
+        return _RenderedPrompt(messages=messages, text=_RenderedText(prompt.to_text()))
+
+    def _paired(self, message: BaseMessage) -> BaseMessage:
+        """The message with its marks as pairs, which are no others' where several messages become one text."""
+        if not isinstance(message.content, str):
+            return message
+        return message.model_copy(update={"content": self._cut(message.content, rendered=False).to_text()})
 
     def generate_prompt(self, prompts: list[PromptValue], *args: Any, **kwargs: Any) -> LLMResult:
         """Applies the chat template to prompts that are messages, and completes all prompts in one engine call."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,7 +55,8 @@ def exchanges(engine: BlendEngine, monkeypatch: pytest.MonkeyPatch) -> list[Exch
         return output
 
     def alone(options: dict[str, Any]) -> dict[str, Any]:
-        return {"policy": "none", "cache_salt": uuid.uuid4().hex} | options
+        engine._start().call(lambda vllm: vllm.reset_prefix_cache())
+        return {"policy": "none"} | options
 
     monkeypatch.setattr(engine, "generate", lambda *args, **given: [*map(note, generate(*args, **alone(given)))])
     monkeypatch.setattr(engine, "stream", lambda *args, **given: map(note, stream(*args, **alone(given))))

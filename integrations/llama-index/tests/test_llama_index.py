@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from blendrag import BlendConfig, BlendEngine, mark_chunks, strip_marks
 from blendrag.errors import ConfigError, PromptError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from llama_index.core import SummaryIndex
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMCompletionEndEvent
 from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
+from llama_index.core.prompts import ChatPromptTemplate
 from llama_index.core.schema import MetadataMode, TextNode
 from llama_index_reference import Exchange, PlainLLM, Recorder
+from tests.conversations import TEMPLATES, Message, check_chunks, conversations
 
 from llama_index.llms.blendrag import BlendLLM
 
@@ -187,3 +191,36 @@ def test_a_stock_query_engine_reuses_what_is_stored(llm: BlendLLM, engine: Blend
     SummaryIndex(nodes).as_query_engine(llm=plain).query(question)
     assert [exchange.prompt for exchange in exchanges] == plain.sent
     assert [exchange.stats.chunks_reused for exchange in exchanges] == [3]
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(conversations, st.sampled_from(sorted(TEMPLATES)), st.booleans())
+def test_documents_in_any_conversation(engine: BlendEngine, conversation: list[Message], name: str,
+                                       parts: bool) -> None:
+    """The text is the template's own of the messages without marks, and chunks are the documents."""
+    llm = BlendLLM(engine=engine, chat_template=TEMPLATES[name])
+    marked = [ChatMessage(role=message.role, blocks=[TextBlock(text=message.marked)]) if parts else
+              ChatMessage(role=message.role, content=message.marked) for message in conversation]
+    prompt = llm._conversation(marked, {}).prompt
+    rows = [{"role": message.role, "content": message.plain} for message in conversation]
+    assert prompt.text == engine.tokenizer.apply_chat_template(rows, chat_template=TEMPLATES[name], tokenize=False,
+                                                               add_generation_prompt=True)
+    check_chunks(prompt.chunks, conversation, name)
+
+
+@pytest.mark.parametrize("delimiter", [None, " # # "])
+@pytest.mark.parametrize("chats", [True, False])
+def test_documents_in_two_messages_of_a_template(engine: BlendEngine, passages: list[str], chats: bool,
+                                                 delimiter: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "config", engine.config.model_copy(update={"delimiter": delimiter}))
+    if not chats:
+        monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    template = ChatPromptTemplate.from_messages([("system", "Answer from this.\n{a}"), ("user", "{b}\n\nWhich?")])
+    marked = {"a": mark_chunks(passages[:1], delimiter), "b": mark_chunks(passages[1:], delimiter)}
+    prompt = BlendLLM(engine=engine).render(template, **marked)
+    plain = template.format_messages(a=passages[0], b="\n\n".join(passages[1:]))
+    rows = [{"role": message.role.value, "content": message.content} for message in plain]
+    expected = (engine.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True) if chats
+                else template.format(a=passages[0], b="\n\n".join(passages[1:])))
+    assert prompt.text == expected
+    assert prompt.chunks == passages

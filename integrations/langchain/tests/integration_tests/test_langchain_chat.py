@@ -69,7 +69,7 @@ def test_stored_chunks_are_reused_and_counted(chat: ChatBlend, engine: BlendEngi
 
 def test_recomputing_everything_answers_like_plain_vllm(chat: ChatBlend, engine: BlendEngine,
                                                         documents: list[Document], messages: Any) -> None:
-    engine.encode([document.page_content for document in documents])
+    engine.encode([document.page_content for document in documents], cache_salt="full")
     full = chat.invoke(messages, policy="full", cache_salt="full")
     plain = chat.invoke(messages, blend=False, cache_salt="plain")
     assert full.content == plain.content

@@ -7,17 +7,28 @@ from typing import Any
 
 import pytest
 from blendrag import BlendEngine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain_classic.chains import create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_openai_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    convert_to_openai_messages,
+)
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import create_retriever_tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.vectorstores import InMemoryVectorStore
+from langgraph.checkpoint.memory import InMemorySaver
+from tests.conversations import TEMPLATES, Message, check_chunks, conversations
 
 from langchain_blendrag import (
     BlendLLM,
@@ -204,6 +215,79 @@ def test_recomputing_everything_answers_like_plain_vllm(engine: BlendEngine, doc
     model = kind(engine=engine, temperature=0, max_tokens=8)
     store = BlendVectorStore.from_documents(documents, EMBEDDINGS, llm=model)
     inputs = {"context": store.as_retriever().invoke(QUESTION), "input": "Which river?"}
+    engine.encode([document.page_content for document in documents], cache_salt="full")
     full = create_blend_documents_chain(model.bind(policy="full", cache_salt="full"), CHAT).invoke(inputs)
     plain = create_blend_documents_chain(model.bind(blend=False, cache_salt="plain"), CHAT).invoke(inputs)
     assert full == plain != ""
+
+
+# Documents in any number of messages.
+
+
+def message_of(role: str, content: Any) -> BaseMessage:
+    kinds: dict[str, Any] = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
+    return ToolMessage(content, tool_call_id="1") if role == "tool" else kinds[role](content)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(conversations, st.sampled_from(sorted(TEMPLATES)), st.booleans())
+def test_any_conversation(engine: BlendEngine, conversation: list[Message], name: str, parts: bool) -> None:
+    template = TEMPLATES[name]
+    plain = [message_of(message.role, message.plain) for message in conversation]
+    marked = [message_of(message.role, [{"type": "text", "text": message.marked}] if parts else message.marked)
+              for message in conversation]
+    for model in (ChatBlend(engine=engine, chat_template=template), BlendLLM(engine=engine, chat_template=template)):
+        prompt = model.to_prompt(marked)
+        assert prompt.text == Framework(engine, template).rendered(plain)
+        check_chunks(prompt.chunks, conversation, name)
+
+
+def turns(documents: list[Document], join: Any) -> list[BaseMessage]:
+    """A second turn, with documents in the system message and in both of the user's."""
+    first, second, third = join(documents[:1]), join(documents[1:3]), join(documents[3:])
+    return [SystemMessage(f"Answer from these.\n{first}"), HumanMessage(f"{second}\n\n{QUESTION}"),
+            AIMessage("The Semois."), HumanMessage(f"{third}\n\nAnd the other?")]
+
+
+@pytest.mark.parametrize("kind", [BlendLLM, ChatBlend])
+@pytest.mark.parametrize("options", [{}, {"blend": False}, {"policy": "full"}])
+def test_a_second_turn(engine: BlendEngine, wire: Wire, documents: list[Document], kind: Any,
+                       options: dict[str, Any]) -> None:
+    model = kind(engine=engine, temperature=0, max_tokens=2)
+    model.invoke(turns(documents, format_documents), **options)
+    assert wire.text == Framework(engine).rendered(turns(documents, joined))
+    assert wire.outputs[-1].prompt_token_ids == engine.tokens(model.to_prompt(turns(documents, format_documents))).ids
+    assert wire.chunks == (0 if options.get("blend") is False else 4)
+
+
+@pytest.mark.parametrize("delimiter", [None, " # # "])
+@pytest.mark.parametrize("kind", [BlendLLM, ChatBlend])
+def test_a_second_turn_with_a_delimiter(engine: BlendEngine, documents: list[Document], kind: Any,
+                                        delimiter: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "config", engine.config.model_copy(update={"delimiter": delimiter}))
+
+    def join(some: list[Document]) -> str:
+        return format_documents(some, delimiter=delimiter)
+
+    texts = [document.page_content for document in documents]
+    model = kind(engine=engine)
+    assert model.to_prompt(turns(documents, join)).text == Framework(engine).rendered(turns(documents, joined))
+    assert model.to_prompt(turns(documents, join)).chunks == texts
+    if kind is BlendLLM:
+        plain = BlendLLM(engine=engine, chat_template=None).to_prompt(turns(documents, join))
+        assert plain.text == ChatPromptTemplate.from_messages(turns(documents, joined)).format()
+        assert plain.chunks == texts
+
+
+def test_turns_that_a_checkpointer_keeps(engine: BlendEngine, wire: Wire, documents: list[Document]) -> None:
+    chat = ChatBlend(engine=engine, temperature=0, max_tokens=2)
+    agent: Any = create_agent(chat, [], system_prompt=f"Answer from these.\n{format_documents(documents[:1])}",
+                              checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    _, second, _, third = turns(documents, format_documents)
+    agent.invoke({"messages": [second]}, config)
+    state = agent.invoke({"messages": [third]}, config)
+    answer = state["messages"][1]
+    plain = turns(documents, joined)
+    assert wire.text == Framework(engine).rendered([plain[0], plain[1], AIMessage(answer.content), plain[3]])
+    assert wire.chunks == 4

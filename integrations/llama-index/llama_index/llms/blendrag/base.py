@@ -17,6 +17,7 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
+    TextBlock,
     ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
@@ -42,6 +43,7 @@ from blendrag.adapters import (
     split_arguments,
 )
 from blendrag.errors import ConfigError
+from blendrag.reading import as_prompt
 from llama_index.llms.blendrag._messages import selection_of, to_rows, tool_choice_of
 from llama_index.llms.blendrag._responses import ChatReader, CompletionReader, R, Request
 
@@ -147,11 +149,25 @@ class BlendLLM(FunctionCallingLLM):
             return self._turn(self._get_messages(template, **variables), {}).prompt
         return self._text(self._get_prompt(template, **variables), formatted=True)
 
+    def _get_prompt(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
+        """The text that a model without a chat template completes; marks are read in each message by itself."""
+        assert self.messages_to_prompt is not None
+        join = self.messages_to_prompt
+        formatted = prompt.format(self, messages_to_prompt=lambda messages: join([*map(self._paired, messages)]),
+                                  completion_to_prompt=self.completion_to_prompt, **prompt_args)
+        return self._extend_prompt(self.output_parser.format(formatted) if self.output_parser else formatted)
+
+    def _paired(self, message: ChatMessage) -> ChatMessage:
+        """The message with its marks as pairs, which are no others' where several messages become one text."""
+        blocks = [block.model_copy(update={"text": self._read(block.text).to_text()}) if isinstance(block, TextBlock)
+                  else block for block in message.blocks]
+        return message.model_copy(update={"blocks": blocks})
+
     # Completion and chat.
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Completes text as it is; chunks are cut at the delimiter."""
+        """Completes text as it is; documents are chunks where it marks them."""
         return self._answer(self._completion(prompt, formatted, kwargs))
 
     @llm_completion_callback()
@@ -276,7 +292,10 @@ class BlendLLM(FunctionCallingLLM):
     def _text(self, prompt: str, formatted: bool) -> BlendPrompt:
         assert self.completion_to_prompt is not None
         text = prompt if formatted else self.completion_to_prompt(prompt)
-        return BlendPrompt.from_text(text, self.config.delimiter, keep_delimiter=self.config.keep_delimiter)
+        return self._read(text)
+
+    def _read(self, text: str) -> BlendPrompt:
+        return as_prompt(text, self.config.delimiter, self.config.keep_delimiter)
 
     def _turn(self, messages: Sequence[ChatMessage], arguments: dict[str, Any]) -> ChatTurn:
         """The turn that answers the conversation; takes what belongs to it out of the arguments."""

@@ -22,7 +22,7 @@ class PackedText(str):
 
     chunks: tuple[str, ...]
 
-    def __new__(cls, chunks: Iterable[str], delimiter: str) -> PackedText:
+    def __new__(cls, chunks: Iterable[str], delimiter: str | None) -> PackedText:
         """Joins and marks them."""
         whole = tuple(chunks)
         packed = super().__new__(cls, mark_chunks(whole, delimiter, SEPARATOR))

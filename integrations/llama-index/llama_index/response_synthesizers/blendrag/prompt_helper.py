@@ -130,7 +130,8 @@ class BlendPromptHelper(PromptHelper):
     def joint_tokens(self) -> int:
         """Tokens between two chunks."""
         config = self._llm.config
-        between = config.delimiter + SEPARATOR + config.delimiter if config.keep_delimiter else SEPARATOR
+        delimiter = config.delimiter if config.delimiter and config.keep_delimiter else ""
+        between = delimiter + SEPARATOR + delimiter
         return len(self._llm.engine.tokens.text_ids(between))
 
     def _fitting(self, chunks: Iterable[str], room: int) -> Iterator[str]:
