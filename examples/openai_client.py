@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from openai import APIConnectionError, OpenAI
+from openai.types.chat import ChatCompletion
 
 PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 QUESTION = "Why is the same chunk not found by a prefix cache when it stands behind another one?"
@@ -46,12 +48,23 @@ def model_of(client: OpenAI) -> str:
     raise SystemExit("the server does not answer: look at what it printed")
 
 
-def ask(client: OpenAI, model: str, documents: list[str]) -> None:
-    """Sends the documents' texts beside the question, and prints what the answer says of them."""
+def send(client: OpenAI, model: str, documents: list[str], max_tokens: int) -> tuple[ChatCompletion, dict[str, Any]]:
+    """Sends the documents' texts beside the question; the answer, and what it says of the documents."""
     answer = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=30,
+        model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=max_tokens,
         extra_body={"documents": documents})
-    blend = (answer.model_extra or {})["kv_transfer_params"]["blend"]
+    return answer, (answer.model_extra or {})["kv_transfer_params"]["blend"]
+
+
+def wait_until_stored(client: OpenAI, model: str, documents: list[str]) -> None:
+    """A server stores new documents when no request waits for it: within seconds here."""
+    while any(chunk["reason"] == "not stored" for chunk in send(client, model, documents, 1)[1]["chunks"]):
+        time.sleep(0.1)
+
+
+def ask(client: OpenAI, model: str, documents: list[str]) -> None:
+    """Prints an answer, and what it says of the documents."""
+    answer, blend = send(client, model, documents, 30)
     usage = answer.usage
     assert usage is not None
     assert usage.prompt_tokens_details is not None
@@ -67,6 +80,7 @@ def main(base_url: str) -> None:
     sections = [section.strip() for section in PAGE.read_text("utf-8").split("\n## ")]
     documents = [section for section in sections if 300 < len(section) < 1500][:3]
     ask(client, model, documents)
+    wait_until_stored(client, model, documents)
     ask(client, model, documents[::-1])
 
 

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 from vllm.sampling_params import SamplingParams
 
+from blendrag.blend_params import BlendParams
 from blendrag.config import DELIMITER
-from blendrag.runtime.planning.marks import Marks, delimited, delimiter_in, marks_of
+from blendrag.runtime.planning.marks import delimited, delimiter_in, parse_blend_params
 from blendrag.tokens import SegmentTokenizer
 from tests.helpers import make_request
 
@@ -51,18 +52,25 @@ def request(ids, marks=None):
 
 def test_spans_and_documents_go_before_delimiters():
     ids = [1, 7, 8, 2, 3, 7, 8, 4]
-    assert marks_of(request(ids), D) == Marks([(3, 5)], None)
-    assert marks_of(request(ids, {"spans": [[0, 2]]}), D) == Marks([[0, 2]], None)
-    assert marks_of(request(ids, {"policy": {"ratio": 0.3}}), D) == Marks([(3, 5)], {"ratio": 0.3})
-    assert marks_of(request(ids, {"documents": ["a"]}), D) == Marks([], None, ["a"])
-    assert marks_of(request(ids, {"documents": ["a"], "spans": [[0, 2]]}), D) == Marks([[0, 2]], None, ["a"])
-    assert marks_of(request(ids, False), D) is None
-    assert marks_of(request(ids), []) == Marks([], None)
+    assert parse_blend_params(request(ids), D) == BlendParams(spans=[[3, 5]])
+    assert parse_blend_params(request(ids, {"spans": [[0, 2]]}), D) == BlendParams(spans=[[0, 2]])
+    assert parse_blend_params(request(ids, {"policy": {"ratio": 0.3}}), D) == BlendParams(
+        spans=[[3, 5]], policy={"ratio": 0.3})
+    for named in ({"documents": ["a"]}, {"document_ids": [[2, 3]]}, {"documents": ["a"], "spans": [[0, 2]]}):
+        assert parse_blend_params(request(ids, named), D) == BlendParams(**named)
+    assert parse_blend_params(request(ids, False), D) is None
+    assert parse_blend_params(request(ids), []) == BlendParams()
 
 
-@pytest.mark.parametrize("marks", ["marks", [], 7, {}], ids=str)
-def test_marks_that_make_no_sense_are_none(marks):
-    assert marks_of(request([1, 2, 3], marks), D) == Marks([], None)
+@pytest.mark.parametrize("params", ["params", [], 7, {"spans": "all"}, {"documents": [7]}, {"spam": 1}], ids=str)
+def test_what_makes_no_sense_is_logged_and_prefilled_in_full(params, caplog):
+    assert parse_blend_params(request([1, 2, 3], params), D) is None
+    assert "is prefilled in full: kv_transfer_params.blend" in caplog.text
+
+
+def test_transfer_parameters_that_are_no_object_are_prefilled_in_full():
+    params = SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": "text"})
+    assert parse_blend_params(make_request([1, 2, 3], sampling_params=params), D) is None
 
 
 def test_a_delimiter_whose_tokens_depend_on_its_neighbours_is_refused_aloud(smollm2, caplog):

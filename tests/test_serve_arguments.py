@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -50,7 +51,8 @@ def test_options_of_ours_become_settings_and_the_rest_goes_to_vllm(started, tmp_
     assert "--enforce-eager" in arguments
     assert arguments[arguments.index("--middleware") + 1] == "blendrag.serve.DocumentsMiddleware"
     found = BlendConfig(**settings_in(arguments))
-    assert found == BlendConfig(policy="first", store_path=tmp_path / "kv", ram_bytes="1GiB", populate="on_miss")
+    assert found == BlendConfig(policy="first", store_path=tmp_path / "kv", ram_bytes="1GiB", populate="on_miss",
+                                disk_bytes=found.disk_bytes)
 
 
 def test_settings_come_from_variables_and_files_too(started, tmp_path):
@@ -62,6 +64,34 @@ def test_settings_come_from_variables_and_files_too(started, tmp_path):
     names = "populate", "policy", "namespace", "min_chunk_tokens"
     assert [[settings_in(arguments).get(name) for name in names] for arguments in started] == [
         ["never", None, "team", 16], ["never", "first", "default", 20], ["never", "none", "default", 16]]
+
+
+def test_a_store_may_grow_by_half_of_what_is_free_unless_a_limit_is_set(started, tmp_path, monkeypatch):
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
+    file = tmp_path / "settings.yaml"
+    file.write_text("disk_bytes: null\n")
+    _, text = run("model", "--store", str(tmp_path / "kv"))
+    run("model", "--store", str(tmp_path / "kv"), "--disk-bytes", "1GiB")
+    run("model", "--store", str(tmp_path / "kv"), "--settings", str(file))
+    run("model")
+    limits = [settings_in(arguments).get("disk_bytes") for arguments in started]
+    assert limits[0] >= 50 * 2**30
+    assert limits[1:] == [2**30, None, None]
+    assert "--disk-bytes sets another limit" in text
+
+
+def test_tenants_are_read_before_a_model_is_loaded(started, tmp_path):
+    file = tmp_path / "tenants.yaml"
+    file.write_text("- {name: Red, namespace: red, api_keys: a-long-secret-key}\n")
+    file.chmod(0o644)
+    assert "chmod 600" in run("model", "--tenants", str(file))[1]
+    file.chmod(0o600)
+    assert "their keys alone are asked for" in run("model", "--tenants", str(file), "--api-key", "other")[1]
+    assert "their keys alone are asked for" in run("model", "--tenants", str(file), VLLM_API_KEY="other")[1]
+    assert started == []
+    run("model", "--tenants", str(file), "--no-client-policy", "--statistics", "totals")
+    settings = settings_in(started[0])
+    assert [settings[name] for name in ("tenants", "client_policy", "statistics")] == [str(file), False, "totals"]
 
 
 def test_a_demo_model_is_served_under_its_name(started, smollm2):
@@ -77,6 +107,9 @@ def test_a_demo_model_is_served_under_its_name(started, smollm2):
     (["model", "--policy", "nope"], "choose one of "),
     (["model", "--populate", "nope"], "'never' or 'on_miss'"),
     (["model", "--ratio", "2"], "ratio"),
+    (["model", "--statistics", "all"], "statistics: "),
+    (["model", "--disk-bytes", "much"], "disk_bytes: "),
+    (["model", "--tenants", "missing.yaml"], "check the path"),
     (["model", "--settings", "missing.yaml"], "check the path"),
     (["model", "--store", "/dev/null/kv"], "/dev/null"),
     (["model", "--worker-cls", "mine"], "--worker-cls is set by blendrag serve: leave it out"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blendrag.cli.environment import prepare
 from blendrag.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blendrag.config import BlendConfig
 
 EPILOG = ("Any option of `vllm serve` may follow, such as --port 8001, --max-model-len 8192 or --api-key KEY; "
           "`blendrag serve --vllm-help` lists them all.")
@@ -35,9 +39,17 @@ def serve(
     ram_bytes: Annotated[str | None, typer.Option(
         show_default="4GiB", help="Budget of the host-RAM tier, such as 16GiB.")] = None,
     disk_bytes: Annotated[str | None, typer.Option(
-        show_default="no limit", help="Budget of the disk tier.")] = None,
+        show_default="half of what is free", help="Budget of the disk tier.")] = None,
     gpu_bytes: Annotated[str | None, typer.Option(
         show_default="half of what vLLM leaves free, 8 GiB at most", help="Budget of the tier on the GPU.")] = None,
+    tenants: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="A YAML file of tenants, each with API keys, a namespace of its own, and limits; requests "
+        "without one of the keys are refused.")] = None,
+    client_policy: Annotated[bool | None, typer.Option(
+        "--client-policy/--no-client-policy", show_default="allowed",
+        help="Whether a request may choose its policy and ratio.")] = None,
+    statistics: Annotated[str | None, typer.Option(
+        show_default="chunks", help="What answers say of reuse: chunks, totals or none.")] = None,
     settings: Annotated[Path | None, typer.Option(
         help="A YAML file of these and all other settings of BlendConfig; options win over it.")] = None,
     vllm_help: Annotated[bool, typer.Option("--vllm-help", help="List the options of `vllm serve` and exit.")] = False,
@@ -58,7 +70,8 @@ def serve(
         raise ConfigError("name the model first: blendrag serve MODEL --port 8001")
     given = {"store_path": store, "namespace": namespace, "populate": populate, "policy": policy, "ratio": ratio,
              "quality_guard": quality_guard,
-             "ram_bytes": ram_bytes, "disk_bytes": disk_bytes, "gpu_bytes": gpu_bytes}
+             "ram_bytes": ram_bytes, "disk_bytes": disk_bytes, "gpu_bytes": gpu_bytes, "tenants": tenants,
+             "client_policy": client_policy, "statistics": statistics}
     given = {name: value for name, value in given.items() if value is not None}
     run_serve(model, settings, given, context.args, engine_args)
 
@@ -85,8 +98,12 @@ def run_serve(model: str, settings: Path | None, given: dict[str, Any], options:
     from blendrag.runtime.engine.start import check_store
     from blendrag.runtime.serving import arguments
     from blendrag.runtime.serving import serve as run
+    from blendrag.tenants import load_tenants
 
     check_store(config)
+    if config.tenants is not None:
+        load_tenants(config.tenants)  # complains before a model is loaded
+    config = _with_disk_limit(config)
     suited = engine_arguments(model) | engine_args
     folder = resolve(model)
     if folder != model:
@@ -98,3 +115,14 @@ def run_serve(model: str, settings: Path | None, given: dict[str, Any], options:
             typer.echo("`blendrag serve --help` lists blendrag's options, `blendrag serve --vllm-help` those of vLLM",
                        err=True)
         raise
+
+
+def _with_disk_limit(config: BlendConfig) -> BlendConfig:
+    """A store that clients fill must not fill the disk: without a budget it may grow by half of what is free."""
+    if config.store_path is None or "disk_bytes" in config.model_fields_set:
+        return config
+    used = sum(file.stat().st_size for file in config.store_path.rglob("*") if file.is_file())
+    limit = used + shutil.disk_usage(config.store_path).free // 2
+    typer.echo(f"the store may take {limit / 2**30:.1f} GiB of {config.store_path}: --disk-bytes sets another limit",
+               err=True)
+    return config.model_copy(update={"disk_bytes": limit})

@@ -1,1 +1,1 @@
-"""All that touches vLLM's internals.  The rest of blendrag uses `start_engine`, `EngineLoop` and `MARKS`."""
+"""All that touches vLLM's internals.  The rest of blendrag uses `start_engine` and `EngineLoop`."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError
-from blendrag.runtime.engine.start import CONNECTOR, WORKER, moderate_memory
+from blendrag.runtime.engine.connectors import CONNECTOR, NO_OFFLOADING, WORKER
+from blendrag.runtime.engine.start import moderate_memory
+from blendrag.tokens import SegmentTokenizer
 
 MIDDLEWARE = "blendrag.serve.DocumentsMiddleware"
 _OURS = "--kv-transfer-config", "--worker-cls"
@@ -24,13 +27,18 @@ def arguments(model: str, config: BlendConfig, options: Sequence[str] = (), **en
         engine_args: engine arguments that suit the model and the machine, unless options say otherwise.
 
     Raises:
-        ConfigError: an option that sets what blendrag sets.
+        ConfigError: an option that sets what blendrag sets, or that does not go together with blending.
     """
     given = [option.split("=")[0].replace("_", "-") for option in options if option.startswith("--")]
     for name in _OURS:
         if any(option == name or option.startswith(f"{name}.") for option in given):
             raise ConfigError(f"{name} is set by blendrag serve: leave it out for the options of blendrag, or start "
                               "`vllm serve` yourself, as blendrag's README says")
+    if config.tenants is not None and ("--api-key" in given or os.environ.get("VLLM_API_KEY")):
+        raise ConfigError("with tenants their keys alone are asked for: leave out --api-key and VLLM_API_KEY, or give "
+                          "the operator an entry in the tenants file")
+    if "--kv-offloading-size" in given:
+        raise ConfigError(NO_OFFLOADING.format(option="--kv-offloading-size"))
     connector = CONNECTOR | {"kv_connector_extra_config": config.model_dump(mode="json")}
     ours = ["--kv-transfer-config", json.dumps(connector), "--worker-cls", WORKER, "--middleware", MIDDLEWARE,
             "--enable-prompt-tokens-details"]
@@ -75,3 +83,14 @@ def settings_of(app: Any) -> BlendConfig:
     if known.get("kv_connector") != CONNECTOR["kv_connector"]:
         return BlendConfig()
     return BlendConfig(**known.get("kv_connector_extra_config") or {})
+
+
+def tokenizer_of(app: Any) -> tuple[SegmentTokenizer, int] | None:
+    """The tokenizer of a running server's model, and the most tokens that the model takes; None without a tokenizer."""
+    vllm_config = getattr(app.state, "vllm_config", None)
+    if vllm_config is None:
+        return None
+    from blendrag.runtime.compat import load_tokenizer
+
+    tokenizer = load_tokenizer(vllm_config.model_config)
+    return None if tokenizer is None else (SegmentTokenizer(tokenizer), int(vllm_config.model_config.max_model_len))

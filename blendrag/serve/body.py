@@ -1,157 +1,196 @@
-"""The bodies of OpenAI requests: which of their text is a document, and documents that are not in it yet.
+"""The bodies of requests: which of their text is a document, and documents that are not in it yet.
 
-What the model reads of a body that names no documents stays as it is, byte for byte; delimiters are taken out.
+What the model reads of a body that neither marks nor names documents stays as it is, byte for byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from blendrag.blend_params import kind_of
 from blendrag.config import BlendConfig
-from blendrag.errors import PromptError
-from blendrag.prompt import BlendPrompt
-from blendrag.runtime.planning.marks import MARKS
+from blendrag.errors import RequestError
+from blendrag.occurrences import Occurrences, code_points
+from blendrag.prompt import BlendPrompt, escape_marks
+from blendrag.serve.routes import Documents, Route
+from blendrag.serve.texts import PromptTexts, Slot
 
-SEPARATOR = "\n\n"
-"""Stands between documents that a server places, and between the last of them and the text behind it."""
-
-Rewrite = Callable[[dict[str, Any], BlendConfig], bool]
-"""Changes a body in place; False where there is nothing to change."""
-
-_Slot = tuple[Any, Any]  # a mapping or list, and the key under which it holds text
+_BETWEEN = np.array([0x110000], np.uint32)
+"""Stands between texts that are searched together: no character, so nothing is found across it."""
+_MAX_PROMPTS = 256
+_MAX_PLACED = 1 << 24
+"""Characters of documents that are put into the prompts of one body."""
 
 
-def rewrite_chat(body: dict[str, Any], config: BlendConfig) -> bool:
-    """A body of /v1/chat/completions.
+@dataclass(frozen=True)
+class NamedDocument:
+    """A document of a request.
 
-    `documents` as texts: each that stands in no message is put before the text of the last user message.  `documents`
-    as mappings, vLLM's own form, are left to the chat template, which may put their "text" (or "content") into the
-    prompt.  All of them, and what delimiters mark, become `kv_transfer_params["blend"]["documents"]`.
+    Attributes:
+        text: as it stands in the prompt, but for white space at its ends.
+        label: what an error calls it: "documents[3]", or the number of its mark.
+    """
+
+    text: str
+    label: str
+
+
+def rewrite(body: dict[str, Any], route: Route, config: BlendConfig) -> tuple[list[NamedDocument], bool]:
+    """Takes marks out of a body's texts, puts its `documents` where they are missing, and removes that field.
+
+    A text that `documents` names is looked for before marks are read, so a mark in it is text.
+
+    Returns:
+        The documents, each text once, and whether the body was changed.
 
     Raises:
-        PromptError: documents that are none, or have no user message to stand in.
+        RequestError: `documents` that are none, too many, or cannot be placed.
     """
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        return False  # vLLM says what is wrong with it
-    slots = [slot for message in messages if isinstance(message, dict) for slot in _texts(message, "content")]
-    marked = _take_marks(slots, config)
-    texts, mappings = _documents(body)
-    if texts is not None:
-        del body["documents"]
-        _place(_missing(texts, slots), messages)
-    read = [mapping.get("text") or mapping.get("content") for mapping in mappings]
-    _name(body, marked or [], [*(texts or []), *(text for text in read if isinstance(text, str))])
-    return marked is not None or texts is not None or bool(mappings)
+    prompts = route.read(body)
+    texts, mappings = _documents(body, route, config)
+    if texts and (len(prompts) > _MAX_PROMPTS or sum(map(len, texts)) * len(prompts) > _MAX_PLACED):
+        raise RequestError("documents", f"documents are put into each of the {len(prompts)} prompts of this request: "
+                           "send fewer prompts at a time")
+    search = Occurrences([code_points(text.strip()) for text in texts])
+    absent = [_absent(prompt, texts, search, config) for prompt in prompts]
+    marked = _take_marks([slot for prompt in prompts for slot in prompt.slots], config)
+    for prompt, missing in zip(prompts, absent, strict=True):
+        if missing and marked is not None:
+            missing = _absent(prompt, missing, Occurrences([code_points(text.strip()) for text in missing]), None)
+        if missing:
+            prompt.place(missing)
+    named = [NamedDocument(text, f"marked document {number}") for number, text in enumerate(marked or [])]
+    named += [NamedDocument(text, f"documents[{number}]") for number, text in enumerate(body.get("documents") or [])
+              if isinstance(text, str)]
+    named += [NamedDocument(text, f"documents[{number}]") for number, mapping in enumerate(mappings)
+              for text in _mapped_texts(mapping)]
+    taken = _take_field(body, route, bool(mappings))
+    seen: dict[str, NamedDocument] = {}
+    for document in named:
+        if document.text.strip():
+            seen.setdefault(document.text, document)
+    return list(seen.values()), marked is not None or taken
 
 
-def rewrite_completion(body: dict[str, Any], config: BlendConfig) -> bool:
-    """A body of /v1/completions; `documents` that are not in a prompt's text are put before it.
+def _absent(prompt: PromptTexts, texts: Sequence[str], search: Occurrences, config: BlendConfig | None) -> list[str]:
+    """The texts that stand nowhere in a prompt; white space at their ends does not count.
 
-    Raises:
-        PromptError: documents that are none, or mappings: there is no chat template that would read them.
+    Args:
+        config: escapes marks in the texts that stand somewhere; None: leaves them.
     """
-    prompt = body.get("prompt")
-    slots = _texts(body, "prompt") if isinstance(prompt, (str, list)) else []
-    marked = _take_marks(slots, config)
-    texts, mappings = _documents(body)
-    if mappings:
-        raise PromptError("documents of a completion are texts, as no chat template reads them: send a list of strings")
-    if texts is not None:
-        del body["documents"]
-        for slot in slots:
-            _put(slot, _missing(texts, [slot]))
-    _name(body, marked or [], texts or [])
-    return marked is not None or texts is not None
+    if not texts:
+        return []
+    pieces, starts, length = [], [], 0
+    for holder, key in prompt.slots:
+        starts.append(length)
+        points = code_points(holder[key])
+        pieces += [points, _BETWEEN]
+        length += len(points) + 1
+    places = search.find(np.concatenate(pieces)) if pieces else [-1] * len(texts)
+    if config is not None:
+        _escape(prompt.slots, starts, [(place, text.strip()) for place, text in zip(places, texts, strict=True)
+                                       if place >= 0 and escape_marks(text, config.delimiter) != text], config)
+    return [text for place, text in zip(places, texts, strict=True) if place < 0]
 
 
-def _texts(holder: dict[str, Any], key: str) -> list[_Slot]:
-    """Where the text of a message's content, or of a prompt, is: it may come in parts."""
-    content = holder.get(key)
-    if isinstance(content, str):
-        return [(holder, key)]
-    slots: list[_Slot] = []
-    for number, part in enumerate(content if isinstance(content, list) else []):
-        if isinstance(part, str):
-            slots.append((content, number))
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):
-            slots.append((part, "text"))
-    return slots
+def _escape(slots: Sequence[Slot], starts: Sequence[int], documents: Iterable[tuple[int, str]],
+            config: BlendConfig) -> None:
+    """Escapes marks in documents, so that reading the texts' marks leaves them as they are.
+
+    Args:
+        starts: where each text begins in what was searched.
+        documents: place in what was searched, and text.
+    """
+    behind: dict[int, int] = {}
+    replaced: dict[int, list[str]] = {}
+    for place, document in sorted(documents):
+        number = int(np.searchsorted(starts, place, side="right")) - 1
+        start, done = place - starts[number], behind.get(number, 0)
+        if start >= done:  # one that overlaps an earlier one is escaped as far as that goes
+            holder, key = slots[number]
+            replaced.setdefault(number, []).extend([holder[key][done:start], escape_marks(document, config.delimiter)])
+            behind[number] = start + len(document)
+    for number, pieces in replaced.items():
+        holder, key = slots[number]
+        holder[key] = "".join([*pieces, holder[key][behind[number]:]])
 
 
-def _take_marks(slots: Iterable[_Slot], config: BlendConfig) -> list[str] | None:
-    """The texts between delimiters, which are removed; None where there are no delimiters."""
+def _take_marks(slots: Iterable[Slot], config: BlendConfig) -> list[str] | None:
+    """The texts of marked documents, whose marks are removed; None where no text has marks."""
     chunks: list[str] | None = None
     for holder, key in slots:
-        if config.delimiter in holder[key]:
-            prompt = BlendPrompt.from_text(holder[key], config.delimiter, keep_delimiter=config.keep_delimiter)
+        text = holder[key]
+        prompt = BlendPrompt.from_text(text, config.delimiter, keep_delimiter=config.keep_delimiter)
+        if prompt.chunks or prompt.text != text:
             holder[key] = prompt.text
-            chunks = (chunks or []) + prompt.chunks
+            chunks = chunks or []
+            chunks += prompt.chunks
+    if chunks and len(chunks) > config.max_documents:
+        raise RequestError("documents", f"the text marks {len(chunks)} documents: mark {config.max_documents} at most")
     return chunks
 
 
-def _documents(body: dict[str, Any]) -> tuple[list[str] | None, list[dict[str, Any]]]:
-    """The field `documents` as texts, each once, or as mappings; None and nothing where it is empty."""
-    given = body.get("documents")
-    if not isinstance(given, (list, type(None))):
-        raise PromptError(f"documents are a list of texts, not {_kind(given)}: send [text, ...]")
-    if not given:
-        return None, []
-    if all(isinstance(document, dict) for document in given):
-        return None, given
-    for document in given:
+def _documents(body: dict[str, Any], route: Route, config: BlendConfig) -> tuple[list[str], list[dict[str, Any]]]:
+    """The field `documents` as texts to find or place, each once, and as mappings."""
+    documents = body.get("documents")
+    if not documents and isinstance(documents, (list, type(None))):
+        return [], []
+    if not isinstance(documents, list):
+        raise RequestError("documents", f"documents are a list of texts, not {kind_of(documents)}: send [text, ...]")
+    if len(documents) > config.max_documents:
+        raise RequestError("documents", f"{len(documents)} documents are too many: send {config.max_documents} at most")
+    for number, document in enumerate(documents):
+        for text in [document] if isinstance(document, str) else list(_mapped_texts(document)):
+            if _has_half_a_surrogate(text):
+                raise RequestError("documents", f"documents[{number}] holds half of a surrogate pair, which is no "
+                                   'character: decode it with errors="replace"')
+    if route.documents is Documents.OWN:
+        return [], [document if isinstance(document, dict) else {"text": document} for document in documents]
+    if all(isinstance(document, dict) for document in documents):
+        if route.documents not in (Documents.TEMPLATE, Documents.TEMPLATE_KWARGS):
+            raise RequestError("documents", "documents are texts here, as no chat template reads them: send a list of "
+                               "strings")
+        return [], documents
+    for number, document in enumerate(documents):
         if not isinstance(document, str):
-            raise PromptError(f"a document is a text, not {_kind(document)}: send only strings, or only mappings for a "
-                              "chat template that reads them")
-        if not document.isascii() and any("\ud800" <= letter <= "\udfff" for letter in document):
-            raise PromptError("a document holds half of a surrogate pair, which is no character: decode it with "
-                              'errors="replace"')
-    return list(dict.fromkeys(document for document in given if document.strip())), []
+            raise RequestError("documents", f"documents[{number}] is a text, not {kind_of(document)}: send only "
+                               "strings, or only mappings for a chat template that reads them")
+    return list(dict.fromkeys(document for document in documents if document.strip())), []
 
 
-def _missing(documents: Sequence[str], slots: Sequence[_Slot]) -> list[str]:
-    """The documents that stand in none of the texts; white space at their ends does not count."""
-    return [document for document in documents
-            if not any(document.strip() in holder[key] for holder, key in slots)]
+def _mapped_texts(mapping: Any) -> list[str]:
+    """What a chat template may put into the prompt of a document that is a mapping."""
+    if not isinstance(mapping, dict):
+        return []
+    fields = mapping | (mapping["data"] if isinstance(mapping.get("data"), dict) else {})
+    text = next((fields[name] for name in ("text", "content", "snippet") if fields.get(name)), None)
+    return [text] if isinstance(text, str) else []
 
 
-def _place(documents: Sequence[str], messages: list[Any]) -> None:
-    """Puts documents before the text of the last user message."""
-    if not documents:
-        return
-    asked = next((message for message in reversed(messages)
-                  if isinstance(message, dict) and message.get("role") == "user"), None)
-    if asked is None:
-        raise PromptError("documents are put before the last user message, and there is none: add one, or write them "
-                          "into a message yourself")
-    slots = _texts(asked, "content")
-    if slots:
-        _put(slots[0], documents)
-    elif isinstance(asked.get("content"), list):
-        asked["content"].insert(0, {"type": "text", "text": SEPARATOR.join(documents)})
-    else:
-        asked["content"] = SEPARATOR.join(documents)
+def _take_field(body: dict[str, Any], route: Route, mappings: bool) -> bool:
+    """Removes `documents` that the server has read; mappings go where a chat template finds them."""
+    if "documents" not in body or route.documents is Documents.OWN or not body["documents"]:
+        return False
+    if not mappings:
+        del body["documents"]
+        return True
+    if route.documents is Documents.TEMPLATE_KWARGS:
+        kwargs = body.get("chat_template_kwargs")
+        kwargs = kwargs if isinstance(kwargs, dict) else {}
+        body["chat_template_kwargs"] = {"documents": body.pop("documents")} | kwargs
+        return True
+    return False
 
 
-def _put(slot: _Slot, documents: Sequence[str]) -> None:
-    """Puts documents before a text."""
-    holder, key = slot
-    holder[key] = SEPARATOR.join([*documents, holder[key]])
-
-
-def _name(body: dict[str, Any], marked: list[str], given: list[str]) -> None:
-    """Tells the engine which texts are documents, unless the request shall not be blended."""
-    named = marked + [document for document in given if document not in marked]
-    transfer = body.get("kv_transfer_params") or {}
-    if named and isinstance(transfer, dict) and transfer.get(MARKS) is not False:
-        marks = transfer[MARKS] if isinstance(transfer.get(MARKS), dict) else {}
-        known = marks.get("documents") or []
-        if not isinstance(known, list):
-            raise PromptError(f"documents are a list of texts, not {_kind(known)}: send [text, ...]")
-        body["kv_transfer_params"] = transfer | {MARKS: marks | {"documents": known + named}}
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
-    return names.get(type(value), "a number")
+def _has_half_a_surrogate(text: str) -> bool:
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

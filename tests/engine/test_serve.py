@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import runpy
 import signal
@@ -23,8 +24,12 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.openai_like import OpenAILike
 
-from blendrag import DELIMITER, mark_chunks
-from blendrag.runtime.engine.start import CONNECTOR, WORKER
+from blendrag import BlendPrompt, Chunk, mark_chunks
+from blendrag.bench.load.clients import send
+from blendrag.bench.load.figures import Ledger
+from blendrag.bench.load.http_client import HttpClient
+from blendrag.errors import ConfigError
+from blendrag.runtime.engine.connectors import CONNECTOR, WORKER
 from tests.comparison import page
 from tests.comparison.columns import served
 from tests.comparison.features import FEATURES, run
@@ -44,8 +49,9 @@ def servers(engine_pool: Any, smollm2: Path) -> Iterator[tuple[Server, Server]]:
     engine_pool.close()  # one engine at a time on this machine
     both = ("--max-model-len", "2048", "--trust-request-chat-template",
             "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    doors = ("--enable-scale-out",)
     with tempfile.TemporaryDirectory() as temporary:
-        ours = Server([*blendrag_command(), "serve", str(smollm2), *ENGINE, *both, "--api-key", "key"],
+        ours = Server([*blendrag_command(), "serve", str(smollm2), *ENGINE, *both, *doors, "--api-key", "key"],
                       api_key="key", temporary=temporary)
         plain = Server([*vllm_command(), "launch", "render", str(smollm2), "--served-model-name", "served", *both])
         with ours, plain:
@@ -83,8 +89,8 @@ def same(servers: tuple[Server, Server]) -> Callable[..., None]:
     return compare
 
 
-def asking(*numbers: int, between: str = "\n\n") -> list[Any]:
-    passages = between + between.join(PASSAGES[number] for number in numbers) + between
+def asking(*numbers: int) -> list[Any]:
+    passages = "".join(f"{PASSAGES[number]}\n\n" for number in numbers)
     return [{"role": "system", "content": RULES}, {"role": "user", "content": passages + QUESTION}]
 
 
@@ -99,10 +105,18 @@ def told(answer: Any) -> dict[str, Any]:
     return found
 
 
-def bring(client: openai.OpenAI, *numbers: int) -> None:
-    """Sends passages as documents, so that they are stored."""
-    ask(client, [{"role": "user", "content": "Say yes."}],
-        extra_body={"documents": [PASSAGES[number] for number in numbers]})
+def settle(send: Callable[[], Any]) -> None:
+    """Sends a request again until the chunks that it brought are stored: that takes some steps of the engine."""
+    for _ in range(500):
+        if all(chunk["reason"] != "not stored" for chunk in told(send())["chunks"]):
+            return
+    raise AssertionError("the chunks are not stored")
+
+
+def bring(client: openai.OpenAI, *numbers: int, **fields: Any) -> None:
+    """Sends passages as documents, and returns once they are stored."""
+    settle(lambda: ask(client, [{"role": "user", "content": "Say yes."}],
+                       extra_body={"documents": [PASSAGES[number] for number in numbers]} | fields))
 
 
 def unseen(number: int) -> str:
@@ -114,9 +128,11 @@ def unseen(number: int) -> str:
 
 
 def test_a_stock_client_reuses_what_earlier_requests_brought(client: openai.OpenAI) -> None:
-    marked = ask(client, asking(0, 1, 2, between=DELIMITER))
+    passages = mark_chunks(PASSAGES[:3])
+    marked = ask(client, [{"role": "system", "content": RULES}, {"role": "user", "content": passages + QUESTION}])
     assert [chunk["reason"] for chunk in told(marked)["chunks"]] == ["not stored"] * 3
     assert marked.usage.prompt_tokens_details.cached_tokens == 0
+    bring(client, 0, 1, 2)
     plain = ask(client, asking(2, 0, 1))
     assert (told(plain)["chunks_reused"], told(plain)["chunks_missed"]) == (3, 0)
     assert told(plain)["rows"] < 0.6
@@ -125,9 +141,9 @@ def test_a_stock_client_reuses_what_earlier_requests_brought(client: openai.Open
 
 
 def test_streaming(client: openai.OpenAI) -> None:
-    bring(client, 3, 4)
-    for number in range(3):  # what precedes the documents is stored when it comes again
-        whole = ask(client, asking(4, 3), extra_body={"cache_salt": str(number)})
+    for salt in ("whole", "stream"):
+        bring(client, 3, 4, cache_salt=salt)
+    whole = ask(client, asking(4, 3), extra_body={"cache_salt": "whole"})
     assert told(whole)["chunks_reused"] == 2
     pieces = list(ask(client, asking(4, 3), stream=True, stream_options={"include_usage": True},
                       extra_body={"cache_salt": "stream"}))
@@ -136,8 +152,33 @@ def test_streaming(client: openai.OpenAI) -> None:
     assert pieces[-1].usage.prompt_tokens_details.cached_tokens == told(whole)["reused_tokens"]
 
 
+def test_the_benchmark_of_traffic_measures_a_server(server: Server) -> None:
+    prefix = "Two passages.\n\n"
+    prompt = BlendPrompt(prefix, Chunk(PASSAGES[5]), "\n\n", Chunk(PASSAGES[1]), "\n\nWhich of them is a program?")
+
+    async def measure() -> None:
+        blended, plain = (HttpClient(server.url, blend, api_key=server.api_key) for blend in (True, False))
+        await blended.store(PASSAGES, prefix, anywhere=True, at_once=3)
+        before = await blended.reused_tokens()
+        replies = [await send(client, 0, prompt, 4) for client in (blended, plain)]
+        after = await blended.reused_tokens()
+        assert before is not None
+        assert after is not None
+        usages = [reply.usage for reply in replies if reply.usage]
+        assert [usage.output for usage in usages] == [len(reply.moments) for reply in replies] == [4, 4]
+        ledger, full = Ledger.of(usages[:1], after - before), Ledger.of(usages[1:])
+        assert ledger.prompt == full.prompt
+        assert (ledger.reused or 0) > 0.5 * ledger.prompt > full.cached
+        with pytest.raises(ConfigError, match="start it with VLLM_SERVER_DEV_MODE=1"):
+            await plain.reset()
+        for client in (blended, plain):
+            await client.close()
+
+    asyncio.run(measure())
+
+
 def test_a_request_may_set_the_policy_or_refuse(client: openai.OpenAI) -> None:
-    bring(client, 0, 1, 2)
+    bring(client, 0, 1, 2, cache_salt="full")
     found = {}
     for name, marks in (("full", {"policy": {"policy": "full"}}), ("plain", False)):
         answer = ask(client, asking(1, 2, 0), logprobs=True,
@@ -152,17 +193,42 @@ def test_a_request_may_set_the_policy_or_refuse(client: openai.OpenAI) -> None:
     assert found["full"].choices[0].message.content == found["plain"].choices[0].message.content
 
 
+def test_all_samples_of_a_request_are_told_of(client: openai.OpenAI) -> None:
+    """vLLM answers with the statistics of the sample that ended last, which found all in the prefix cache."""
+    bring(client, 0, 1, 2, cache_salt="samples")
+    answer = client.chat.completions.create(model="served", messages=asking(2, 1, 0), n=3, max_tokens=8,
+                                            extra_body={"cache_salt": "samples", "ignore_eos": True})
+    assert len(answer.choices) == 3
+    assert (told(answer)["chunks_reused"], told(answer)["chunks_missed"]) == (3, 0)
+    assert told(answer)["blend_s"] > 0
+
+
+def test_beam_search_is_not_blended_whatever_is_said(client: openai.OpenAI) -> None:
+    """Its steps are requests of vLLM's own, which carry nothing of what the client said."""
+    bring(client, 0, 1, 2, cache_salt="beams")
+    beams = {"use_beam_search": True, "cache_salt": "beams"}
+    found = [ask(client, asking(1, 0, 2), n=2, extra_body=beams | more)
+             for more in ({}, {"kv_transfer_params": {"blend": False}, "cache_salt": "plain beams"})]
+    assert [choice.message.content for choice in found[0].choices] == [
+        choice.message.content for choice in found[1].choices]
+    assert not any(answer.model_extra.get("kv_transfer_params") for answer in found)
+    exact = ask(client, asking(1, 0, 2), extra_body={"cache_salt": "beams"})
+    assert {chunk["reason"] for chunk in told(exact)["chunks"]} <= {"prefix cached", "not worth a pass"}
+    assert told(exact)["chunks_prefix_cached"] > 0, "the beams' blocks are exact: they were never blended"
+
+
 def test_completions_with_spans_of_token_ids(client: openai.OpenAI) -> None:
     ids = list(range(1000, 1300))
     body = {"kv_transfer_params": {"blend": {"spans": [[20, 120], [120, 260]]}}}
     first = client.completions.create(model="served", prompt=ids, max_tokens=1, extra_body=body)
     assert told(first)["chunks_missed"] == 2
+    settle(lambda: client.completions.create(model="served", prompt=ids, max_tokens=1, extra_body=body))
     moved = ids[:20] + ids[120:260] + ids[20:120] + ids[260:]
     second = client.completions.create(model="served", prompt=moved, max_tokens=1)
     assert told(second)["chunks_reused"] == 2
 
 
-# Documents and delimiters.
+# Documents and marks.
 
 
 def test_documents_are_put_before_the_question_and_reused(client: openai.OpenAI, same: Callable[..., None]) -> None:
@@ -170,6 +236,7 @@ def test_documents_are_put_before_the_question_and_reused(client: openai.OpenAI,
     question = [{"role": "system", "content": RULES}, {"role": "user", "content": QUESTION}]
     first = ask(client, question, extra_body={"documents": documents})
     assert [chunk["reason"] for chunk in told(first)["chunks"]] == ["not stored"] * 3
+    settle(lambda: ask(client, question, extra_body={"documents": documents}))
     again = ask(client, question, extra_body={"documents": documents[::-1]})
     assert (told(again)["chunks_reused"], told(again)["chunks_missed"]) == (3, 0)
     assert again.usage.prompt_tokens_details.cached_tokens == told(again)["reused_tokens"]
@@ -191,11 +258,13 @@ def test_documents_may_be_left_to_a_chat_template_that_reads_them(client: openai
     assert [chunk["reason"] for chunk in told(ignored)["chunks"]] == ["not in the prompt"]
     body["chat_template"] = TEMPLATE
     assert [chunk["reason"] for chunk in told(ask(client, question, extra_body=body))["chunks"]] == ["not stored"]
-    assert told(ask(client, question, extra_body=body | {"cache_salt": "again"}))["chunks_reused"] == 1
+    settle(lambda: ask(client, question, extra_body=body))
+    moved = body | {"chat_template": f"Read.\n{TEMPLATE}"}
+    assert told(ask(client, question, extra_body=moved))["chunks_reused"] == 1
     same({"messages": question} | body)
 
 
-def test_the_model_never_sees_a_delimiter(same: Callable[..., None]) -> None:
+def test_the_model_never_sees_a_mark(same: Callable[..., None]) -> None:
     def chat(passages: str) -> dict[str, Any]:
         parts = [{"type": "text", "text": passages}, {"type": "text", "text": QUESTION}]
         return {"messages": [{"role": "system", "content": f"{RULES}\n\n{passages}"},
@@ -204,23 +273,75 @@ def test_the_model_never_sees_a_delimiter(same: Callable[..., None]) -> None:
     same(chat(mark_chunks(PASSAGES[:2])), chat("\n\n".join(PASSAGES[:2])))
 
 
-@pytest.mark.parametrize(("fields", "remedy"), [
-    ({"documents": "text"}, "documents are a list of texts, not a text: send [text, ...]"),
-    ({"documents": ["text", 7]}, "send only strings"),
-    ({"documents": ["text"], "messages": [{"role": "system", "content": RULES}]}, "there is none: add one"),
-])
-def test_documents_that_are_none_are_refused_as_vllm_refuses(server: Server, fields: dict[str, Any],
-                                                             remedy: str) -> None:
+@pytest.mark.parametrize(("fields", "param", "remedy"), [
+    ({"documents": "text"}, "documents", "documents are a list of texts, not a text: send [text, ...]"),
+    ({"documents": ["text", 7]}, "documents", "send only strings"),
+    ({"documents": ["text"], "messages": [{"role": "system", "content": RULES}]}, "documents",
+     "there is none: add one"),
+    ({"documents": ["So it ended.<|im_end|>"]}, "documents", "documents[0] spells the model's control token"),
+    ({"kv_transfer_params": "text"}, "kv_transfer_params", "is an object"),
+    ({"kv_transfer_params": {"blend": {"policy": "full"}}}, "kv_transfer_params.blend.policy", "an object of settings"),
+    ({"kv_transfer_params": {"blend": {"spans": [["a"]]}}}, "kv_transfer_params.blend.spans", "a list of [start, end]"),
+    ({"kv_transfer_params": {"other": "\ud800"}}, "kv_transfer_params", "half of a surrogate pair"),
+    ({"vllm_xargs": {"kv_transfer_params": "text"}}, "vllm_xargs", "send it as a field of its own"),
+    ({"cache_salt": "blendrag-tenant:other:"}, "cache_salt", "choose another one"),
+], ids=str)
+def test_nonsense_is_refused_as_vllm_refuses(server: Server, fields: dict[str, Any], param: str, remedy: str) -> None:
     body = {"model": "served", "messages": [{"role": "user", "content": "Hello."}]} | fields
-    answer = server.post("/v1/chat/completions", body)
+    answer = server.post("/v1/chat/completions", json.dumps(body).encode())
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["type"]) == (400, 400, "Bad Request")
+    assert (answer.status_code, error["code"], error["type"], error["param"]) == (400, 400, "BadRequestError", param)
     assert remedy in error["message"]
     theirs = server.post("/v1/chat/completions", {"model": "served", "messages": "Hello."}).json()["error"]
     assert set(error) == set(theirs)
-    # Who may not ask learns nothing.
-    assert server.post("/v1/chat/completions", body, headers={"Content-Type": "application/json"}).status_code == 401
+    # A client that may not ask learns nothing.
+    headers = {"Content-Type": "application/json"}
+    assert server.post("/v1/chat/completions", json.dumps(body).encode(), headers=headers).status_code == 401
     assert server.post("/v1/chat/completions", b'{"documents": [').status_code == 400
+
+
+def test_every_door_reuses_and_counts_alike(server: Server, client: openai.OpenAI) -> None:
+    """Marks and documents at each door that reads a conversation; a door of its own in each prompt's first words."""
+    bring(client, 0, 1)
+    asked = {"role": "user", "content": f"{mark_chunks(PASSAGES[1:2])}\n\n{QUESTION}"}
+
+    def post(path: str, **fields: Any) -> Any:
+        body = {"model": "served", "documents": [PASSAGES[0]]} | fields
+        return server.post(path, body).raise_for_status().json()
+
+    def chat(door: str) -> dict[str, Any]:
+        return {"messages": [{"role": "system", "content": f"Here is {door}."}, asked], "max_tokens": 2}
+
+    def tokens(door: str) -> list[int]:
+        found: list[int] = post("/tokenize", messages=chat(door)["messages"])["tokens"]
+        return found
+
+    answer = post("/v1/chat/completions", **chat("chat"), return_token_ids=True)
+    assert answer["prompt_token_ids"] == tokens("chat")
+    assert answer["kv_transfer_params"]["blend"]["chunks_reused"] == 2
+    rendered = post("/v1/chat/completions/render", **chat("render"))
+    assert rendered["token_ids"] == tokens("render")
+    generated = server.post("/inference/v1/generate", rendered).raise_for_status().json()
+    assert generated["kv_transfer_params"]["blend"]["chunks_reused"] == 2
+    message = {"system": "Here is messages.", "messages": [asked]}
+    assert post("/v1/messages/count_tokens", **message)["input_tokens"] == len(tokens("messages"))
+    assert post("/v1/messages", max_tokens=2, **message)["kv_transfer_params"]["blend"]["chunks_reused"] == 2
+    response = post("/v1/responses", instructions="Here is responses.", input=[asked], max_output_tokens=16)
+    assert response["usage"]["input_tokens"] == len(tokens("responses"))
+    assert response["kv_transfer_params"]["blend"]["chunks_reused"] == 2
+    batch = post("/v1/chat/completions/batch", messages=[chat("batch")["messages"]] * 2, max_tokens=2)
+    assert batch["usage"]["prompt_tokens"] == 2 * len(tokens("batch"))
+    text = f"{PASSAGES[0]}\n\n{PASSAGES[1]}\n\n{QUESTION}"
+    completion = {"model": "served", "prompt": asked["content"], "documents": [PASSAGES[0]], "max_tokens": 2}
+    count = server.post("/tokenize", {"model": "served", "prompt": text}).json()["count"]
+    for path in ("/tokenize", "/v1/completions", "/invocations"):
+        answer = server.post(path, completion).raise_for_status().json()
+        assert answer.get("count", answer.get("usage", {}).get("prompt_tokens")) == count
+    scoring = {"model": "served", "query": asked["content"], "items": [" yes"], "label_token_ids": [1, 2]}
+    plain = scoring | {"query": f"{PASSAGES[1]}\n\n{QUESTION}"}
+    counts = [server.post("/generative_scoring", each).raise_for_status().json()["usage"]["prompt_tokens"]
+              for each in (scoring, plain)]
+    assert counts[0] == counts[1]
 
 
 # Frameworks' own clients.
@@ -246,8 +367,9 @@ def test_langchain(server: Server, sent: Any, same: Callable[..., None]) -> None
     model = ChatOpenAI(model="served", base_url=f"{server.url}/v1", api_key="key", temperature=0, max_tokens=6,
                        stream_usage=True, http_client=http)
     messages = [("system", RULES), ("human", "\n\n".join([PASSAGES[1], PASSAGES[0], QUESTION]))]
-    for number in range(3):  # what precedes the documents is stored when it comes again
-        answer = model.bind(extra_body={"cache_salt": str(number)}).invoke(messages)
+    for salt in ("whole", "stream"):
+        bring(server.client, 0, 1, cache_salt=salt)
+    answer = model.bind(extra_body={"cache_salt": "whole"}).invoke(messages)
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["input_token_details"]["cache_read"] > 80
     streamed = None
@@ -275,6 +397,7 @@ def test_llama_index(server: Server, sent: Any, same: Callable[..., None]) -> No
     chat = model.chat([ChatMessage(role="system", content=RULES), asked])
     assert told(chat.raw)["chunks_reused"] == 2
     assert told(model.complete(text).raw)["chunks_reused"] == 2
+    bring(server.client, 0, 3, cache_salt="stream")
     pieces = list(model.stream_chat([asked], stream_options={"include_usage": True},
                                     extra_body={"cache_salt": "stream"}))
     assert pieces[-1].raw.usage.prompt_tokens_details.cached_tokens > 80
@@ -368,8 +491,8 @@ def test_replicas_of_a_stock_server_share_what_they_store(engine_pool: Any, tmp_
 
         assert complete(0, f"Read. {mark_chunks(PASSAGES[:2])} Answer.")["chunks_missed"] == 2
         # Nobody says when the first replica is done with them: ask until it is.
-        moved = "\n\n".join(["Read this.", PASSAGES[1], PASSAGES[0], "Answer."])
-        asked = (complete(1, moved, cache_salt=str(number)) for number in range(200))
+        moved = "\n\n".join([PASSAGES[1], PASSAGES[0], "Answer."])
+        asked = (complete(1, f"Read this, {number}.\n\n{moved}") for number in range(200))
         reused = next(answer for answer in asked if answer.get("chunks_reused") == 2)
         assert reused["usage"].cached_tokens == reused["reused_tokens"]
         assert next(count for _ in range(1000) if (count := server.counted("blendrag_quality_audited_total")))

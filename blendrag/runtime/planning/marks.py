@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from blendrag.blend_params import BLEND_PARAMS_KEY, BlendParams, read_blend_params
+from blendrag.errors import RequestError
 from blendrag.tokens import SegmentTokenizer
 
 if TYPE_CHECKING:
@@ -17,43 +18,29 @@ logger = logging.getLogger(__name__)
 
 _NEIGHBOURS = ("a", ".", "\n", " a", "7")
 
-MARKS = "blend"
-"""Key of `kv_transfer_params` under which a request's marks travel in and its statistics travel out.
 
-In: `{"spans": [[start, end], ...], "documents": [text, ...], "policy": settings, "explain": true}`, all optional, or
-False for a plain full prefill.
-Out: `BlendStats.to_dict()`.
-"""
+def parse_blend_params(request: Request, delimiter_ids: Sequence[int]) -> BlendParams | None:
+    """What a request says about blending; None for one that shall not be blended.
 
-
-@dataclass(frozen=True)
-class Marks:
-    """Spans `[start, end)` of chunks in token ids, policy settings, texts of chunks; all as the client sent them.
-
-    `explain` asks for `BlendStats.map`.
-    """
-
-    spans: Any
-    policy: Any
-    documents: Any = field(default_factory=list)
-    explain: bool = False
-
-
-def marks_of(request: Request, delimiter_ids: Sequence[int]) -> Marks | None:
-    """The marks of a request; None for one that shall not be blended.
+    What makes no sense is logged, and the request is prefilled in full: a server's middleware has refused it before,
+    but a server may run without it.
 
     Args:
-        delimiter_ids: tokens of the delimiter, which stands between chunks in the prompts of clients that send
-            text and give neither spans nor documents.
+        delimiter_ids: tokens of a configured delimiter, which stands between chunks in the prompts of clients that
+            send text and give neither spans nor documents.
     """
-    given = (request.kv_transfer_params or {}).get(MARKS)
-    if given is False:
+    transfer = request.kv_transfer_params
+    try:
+        params = read_blend_params(transfer.get(BLEND_PARAMS_KEY) if isinstance(transfer, dict) else transfer or None)
+    except RequestError as error:
+        logger.warning("request %s is prefilled in full: %s", request.request_id, error)
         return None
-    said = given if isinstance(given, dict) else {}
-    spans, documents = said.get("spans") or [], said.get("documents") or []
-    if not spans and not documents:
-        spans = delimited(request.prompt_token_ids or [], delimiter_ids)
-    return Marks(spans, said.get("policy"), documents, said.get("explain") is True)
+    if not params:
+        return None
+    if not params.spans and not params.documents and not params.document_ids:
+        spans = [list(span) for span in delimited(request.prompt_token_ids or [], delimiter_ids)]
+        return params.model_copy(update={"spans": spans})
+    return params
 
 
 def delimiter_in(tokens: SegmentTokenizer, delimiter: str) -> list[int]:

@@ -1,0 +1,62 @@
+"""Tokens of the documents that requests name, read before the engine sees them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from cachetools import LRUCache
+
+from blendrag.errors import PromptError, RequestError
+from blendrag.serve.body import NamedDocument
+from blendrag.tokens import SegmentTokenizer
+
+_CACHE_BYTES = 64 * 2**20
+_BYTES_PER_TOKEN = 40
+"""Of a list of token ids and of its text, about."""
+
+
+class DocumentReader:
+    """Tokenises documents as they are in a prompt that was tokenised in one go.  Safe to call from several threads.
+
+    Args:
+        tokens: the model's.
+        max_model_len: longest prompt plus answer, in tokens.
+    """
+
+    def __init__(self, tokens: SegmentTokenizer, max_model_len: int) -> None:
+        self._tokens = tokens
+        self._max_model_len = max_model_len
+        self._max_characters = max_model_len * tokens.longest_token
+        self._lock = threading.Lock()
+        self._cache: LRUCache[str, list[int]] = LRUCache(
+            _CACHE_BYTES, getsizeof=lambda ids: _BYTES_PER_TOKEN * (1 + len(ids)))
+
+    def check(self, documents: Sequence[NamedDocument]) -> None:
+        """Refuses documents that no prompt can hold, and those that would end or begin a turn of the conversation.
+
+        Raises:
+            RequestError: it names the document.
+        """
+        for document in documents:
+            long = len(document.text) > self._max_characters
+            if long or len(self.ids(document.text)) >= self._max_model_len:
+                raise RequestError("documents", f"{document.label} is longer than the {self._max_model_len} tokens "
+                                   "that the model takes: split it")
+            if spelling := self._tokens.control_token(self.ids(document.text)):
+                raise RequestError("documents", f"{document.label} spells the model's control token {spelling!r}, "
+                                   "which vLLM would read as such: take it out, or write it with a space in it")
+
+    def ids(self, text: str) -> list[int]:
+        """The token ids of a text."""
+        with self._lock:
+            if (ids := self._cache.get(text)) is not None:
+                return ids
+        try:
+            ids = self._tokens.text_ids(text)
+        except PromptError as error:
+            raise RequestError("documents", str(error)) from error
+        if _BYTES_PER_TOKEN * (1 + len(ids)) <= _CACHE_BYTES:
+            with self._lock:
+                self._cache[text] = ids
+        return ids
