@@ -12,7 +12,7 @@ import pytest
 from blendrag import BlendConfig, QualityGuard
 from blendrag.errors import ConfigError
 from blendrag.guard import Monitor
-from blendrag.guard.ladder import Ladder, Level, raised
+from blendrag.guard.ladder import Ladder, Level
 from blendrag.policies import CacheBlend, Exact, First, Full, NoRecompute, Policy, Query
 
 GUARD = QualityGuard(max_kl=0.3)
@@ -111,7 +111,7 @@ def test_what_was_asked_for_before_a_change_of_level_still_counts() -> None:
     (CacheBlend(check_layers=(1, 2), ratio=(0.6, 0.5)), None),
     (Query(ratio=0), None), (CacheBlend(ratio=0), None), (First(tokens=0), None)])
 def test_twice_as_much(policy: Policy, higher: Policy | None) -> None:
-    assert raised(policy) == higher
+    assert policy.stronger() == higher
 
 
 # All policies of an engine.

@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import pickle
+from typing import ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blendrag import policies
 from blendrag.errors import ConfigError
 from blendrag.policies import (
     POLICIES,
@@ -18,9 +21,13 @@ from blendrag.policies import (
     Full,
     Layout,
     NoRecompute,
+    Policy,
     Query,
+    Selective,
+    amend,
     make_policy,
 )
+from blendrag.policies.registry import load
 
 every_policy = pytest.mark.parametrize("kind", POLICIES.values(), ids=POLICIES)
 ratio_policies = pytest.mark.parametrize("kind", [CacheBlend, Query])
@@ -229,3 +236,113 @@ def test_query_measures_attention_in_a_range_of_the_depth():
 def test_query_takes_a_range_from_a_smaller_to_a_larger_share(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         make_policy({"policy": "query"} | wrong)
+
+
+# Policies of a user's own.
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing(NoRecompute):
+    name: ClassVar[str] = "nothing"
+
+    share: float = 0.5
+    names: tuple[str, ...] = ()
+
+
+class Nameless(Policy):
+    def select(self, layout, scores, step=0):
+        return layout.reused.clone()
+
+
+class Clash(NoRecompute):
+    """Has the name that it inherits."""
+
+
+class Unsure(Nothing):
+    depends_on = "weather"
+
+
+class Failing(Nothing):
+    def stronger(self):
+        return 1 // 0
+
+
+class Stranger(Nothing):
+    def stronger(self):
+        return Full()
+
+
+@dataclasses.dataclass(frozen=True)
+class Drifting(Selective):
+    name: ClassVar[str] = "drifting"
+    depends_on: ClassVar[str] = "entries"
+
+    def select(self, layout, scores, step=0):
+        return layout.reused.clone()
+
+
+def test_a_policy_object_of_any_class_is_used_as_it_is():
+    policy = Nothing(0.25, ("a", "b"))
+    assert make_policy(policy) is policy
+    assert amend(policy, share=1) == Nothing(1.0, ("a", "b"))
+    assert policy.label == "nothing(share=0.25, names=('a', 'b'))"
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    with pytest.raises(ConfigError, match="policy 'nothing': share: input should be a valid number"):
+        amend(policy, share="much")
+
+
+def test_a_policy_depends_on_the_whole_prompt_and_gets_no_stronger_unless_it_says_so():
+    assert Policy.depends_on.fget(Nothing()) == "prompt"
+    assert Nothing().stronger() is None
+
+
+@pytest.mark.parametrize(("policy", "said"), [
+    (Nothing(names=["a"]), r"policy 'nothing': names is a list: a setting is a number, a text"),
+    (Nothing(share=torch.ones(1)), "policy 'nothing': share is a Tensor"),
+    (Nameless(), "the policy class Nameless has no name: set"),
+    (Clash(), "the policy class Clash has the name of another policy, 'none': give it a name of its own"),
+    (Unsure(), "policy 'nothing': depends_on is 'weather': choose one of entries, chunks, prompt"),
+    (Failing(), "policy 'nothing': depends_on or stronger fails .ZeroDivisionError"),
+    (Stranger(), "policy 'nothing': stronger returns a Full: return a Stranger, or None"),
+    (Drifting(reach=1.0), 'policy \'drifting\': its reach carries later text into earlier KV: let depends_on be'),
+], ids=lambda value: type(value).__name__ if isinstance(value, Policy) else "")
+def test_a_policy_class_that_cannot_work_is_refused_by_name(policy, said):
+    with pytest.raises(ConfigError, match=said):
+        make_policy(policy)
+
+
+@pytest.fixture
+def forgotten():
+    """The class that a test registers is forgotten."""
+    yield
+    POLICIES.pop("nothing", None)
+
+
+def test_a_class_that_settings_list_has_a_name(forgotten):
+    with pytest.raises(ConfigError, match="there is no policy 'nothing'"):
+        make_policy("nothing")
+    assert load([f"{__name__}:Nothing", f"{__name__}:Nothing"]) == [Nothing, Nothing]
+    assert make_policy({"policy": "nothing", "share": 1}) == Nothing(1.0)
+    with pytest.raises(ConfigError, match="policy 'nothing' has no setting x: it takes names, share"):
+        make_policy({"policy": "nothing", "x": 1})
+    with pytest.raises(ConfigError, match="the policy class Unsure has the name of another policy"):
+        load([f"{__name__}:Unsure"])
+
+
+@pytest.mark.parametrize(("path", "said"), [
+    ("nowhere:Policy", "the policy 'nowhere:Policy' cannot be imported .ModuleNotFoundError"),
+    (f"{__name__}:Absent", "cannot be imported .AttributeError"),
+    ("Policy", "write package.module:Class"),
+    ("", "write package.module:Class"),
+    (f"{__name__}:pytest", "is no policy: name a subclass"),
+    ("blendrag.policies:Policy", "is no policy: name a subclass"),
+    (f"{__name__}:Nameless", "has no name"),
+    (f"{__name__}:Clash", "has the name of another policy, 'none'"),
+])
+def test_a_path_that_leads_to_no_policy_is_refused_by_name(forgotten, path, said):
+    with pytest.raises(ConfigError, match=said):
+        load([path])
+
+
+def test_what_checks_settings_is_made_once_for_each_class():
+    assert policies._adapter(Query) is policies._adapter(Query)

@@ -2,11 +2,14 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.v1.core.block_pool import BlockPool
 
+from blendrag.runtime.compat import prefix_cached
 from blendrag.runtime.planning.salt import salt_block_hashes
 from tests.helpers import make_request
 
@@ -141,3 +144,27 @@ def test_requests_are_freed_without_the_garbage_collector():
         assert gone() is None
     finally:
         gc.enable()
+
+
+# What is cached under plain hashes.
+
+
+def config_of(groups) -> SimpleNamespace:
+    return SimpleNamespace(kv_cache_groups=[None] * groups)
+
+
+@pytest.mark.parametrize(("cached", "length", "found"), [(0, 12, 0), (2, 12, 8), (3, 13, 12), (3, 12, 8), (1, 4, 0)])
+def test_versions_that_hand_out_the_block_pool_alone_are_asked_block_by_block(cached, length, found):
+    """The prompt's last token is always computed, so a hit ends before it."""
+    pool = BlockPool(8, enable_caching=True, hash_block_size=BLOCK)
+    request = make_request(list(range(length)), BLOCK)
+    pool.cache_full_blocks(request=request, blocks=pool.get_new_blocks(3), num_cached_blocks=0,
+                           num_full_blocks=cached, block_size=BLOCK, kv_cache_group_id=0)
+    assert prefix_cached(request, None, pool, config_of(1), BLOCK) == found
+    assert prefix_cached(request, None, pool, config_of(2), BLOCK) == 0
+    assert prefix_cached(request, None, None, config_of(1), BLOCK) == 0
+
+
+def test_without_prefix_caching_nothing_is_cached():
+    pool = BlockPool(8, enable_caching=False, hash_block_size=BLOCK)
+    assert prefix_cached(make_request(list(range(12)), None), None, pool, config_of(1), BLOCK) == 0

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
 
 from blendrag.guard.bounds import Values, bounds, exceeds, falls_below
 from blendrag.guard.settings import QualityGuard
-from blendrag.policies import CacheBlend, First, Policy, Query
+from blendrag.policies import Policy
 
 LARGEST = 10
 """An audit counts as this many times `max_kl` at most: bounds need an end of the scale, one outlier proves little."""
 
 Told = tuple[float | None, float, float]
 """A mean, None of nothing, and its lower and upper bound."""
-
-_RAISE = 2
-_ENOUGH = 0.5
-"""Recomputing more than half is hardly cheaper than a full prefill."""
 
 
 class Level(StrEnum):
@@ -112,7 +107,7 @@ class Ladder:
     def __init__(self, policy: Policy, guard: QualityGuard) -> None:
         self.asked = Rung(policy, guard)
         self._guard = guard
-        higher = raised(policy)
+        higher = policy.stronger()
         self._raised = Rung(higher, guard) if higher is not None else None
 
     @property
@@ -149,24 +144,6 @@ class Ladder:
 
     def _watched(self) -> list[Rung]:
         return [self.asked] if self.asked.good or self._raised is None else [self.asked, self._raised]
-
-
-def raised(policy: Policy) -> Policy | None:
-    """The policy with twice as much to recompute, up to half of what is reused; None where there is no such."""
-    if isinstance(policy, First):
-        higher: Policy = replace(policy, tokens=_RAISE * policy.tokens)
-    elif isinstance(policy, CacheBlend):
-        ratio = policy.ratio
-        higher = replace(policy, ratio=tuple(map(_twice, ratio)) if isinstance(ratio, tuple) else _twice(ratio))
-    elif isinstance(policy, Query):
-        higher = replace(policy, ratio=_twice(policy.ratio))
-    else:
-        return None
-    return None if higher == policy else higher
-
-
-def _twice(ratio: float) -> float:
-    return max(ratio, min(_ENOUGH, _RAISE * ratio))
 
 
 def _mean(values: Values, confidence: float, scale: float) -> Told:

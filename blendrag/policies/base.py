@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -14,6 +16,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 Reach = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A distance in tokens."""
+
+
+Dependence = Literal["entries", "chunks", "prompt"]
+"""What the KV of a token depends on after a blend pass, besides the tokens before it; see `Policy.depends_on`."""
+
+_serials = count()
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,43 @@ class Policy(ABC):
     """Chooses the tokens of reused chunks whose KV is recomputed.
 
     A policy is a frozen dataclass: its fields are its settings and its identity.  It sees no
-    model; where it needs evidence it asks for it and is given one score per token.
+    model; where it needs evidence it asks for it and is given one score per token.  What it selects
+    follows from its settings and its arguments alone.
+
+    Attributes:
+        name: what settings and requests call it.
+        serial: tells the classes in one process apart, those of the same name too.
+        recomputes_all: a blend pass computes every row, so the KV is that of a full prefill.
+        exact_only: stored KV is used only where it equals that of a full prefill.
     """
 
     name: ClassVar[str]
+    serial: ClassVar[int]
+    recomputes_all: ClassVar[bool] = False
+    exact_only: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.serial = next(_serials)
+
+    @property
+    def depends_on(self) -> Dependence:
+        """What the KV of a token depends on after a blend pass, besides the tokens before it.
+
+        vLLM's prefix cache shares blended blocks among the prompts that agree in it:
+
+        - "entries": which entries stand where.  The choice of a token follows from what precedes it.
+        - "chunks": the prompt up to the end of the last chunk.  The policy compares tokens of all chunks, or what is
+          not recomputed moves along with what is (`Selective.reach`).
+        - "prompt": the whole prompt, the question included.  The default, which is never wrong.
+        """
+        return "prompt"
+
+    def stronger(self) -> Policy | None:
+        """The policy with about twice as much to recompute, up to half of what is reused; None where there is none.
+
+        The quality guard turns to it where answers suffer.
+        """
+        return None
 
     def evidence(self, num_layers: int) -> tuple[Evidence, ...]:
         """What has to be measured, one step after the other; `select` is asked after each.  Empty: nothing."""
@@ -89,6 +130,10 @@ class Policy(ABC):
             step before did not choose, is ignored.
         """
 
+    def share_left(self, step: int) -> float:
+        """The largest share of the reused tokens that `select` leaves after a step, as far as is known before."""
+        return 1.0
+
     def settings(self) -> dict[str, Any]:
         """`{"policy": name, setting: value, ...}`, which `make_policy` turns back into the policy."""
         return {"policy": self.name, **asdict(self)}
@@ -96,8 +141,8 @@ class Policy(ABC):
     @property
     def label(self) -> str:
         """Its name, with the settings that are not its defaults: "query" or "query(ratio=0.3)"."""
-        usual, settings = type(self)().settings(), self.settings()
-        changed = [f"{name}={value}" for name, value in settings.items() if value != usual[name]]
+        changed = [f"{setting.name}={value}" for setting in fields(self)
+                   if (value := getattr(self, setting.name)) != _default(setting)]
         return f"{self.name}({', '.join(changed)})" if changed else self.name
 
 
@@ -111,6 +156,17 @@ class Selective(Policy):
     """
 
     reach: Reach = field(default=0.0, kw_only=True)
+
+
+def twice(ratio: float) -> float:
+    """A share of the reused tokens doubled, up to half: recomputing more is hardly cheaper than a full prefill."""
+    return max(ratio, min(0.5, 2 * ratio))
+
+
+def _default(setting: dataclasses.Field[Any]) -> Any:
+    if setting.default_factory is not MISSING:
+        return setting.default_factory()
+    return setting.default
 
 
 def best(layout: Layout, scores: torch.Tensor, ratio: float) -> torch.Tensor:

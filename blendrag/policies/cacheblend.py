@@ -1,6 +1,8 @@
 """CacheBlend (Yao et al., EuroSys 2025, arXiv 2405.16444): the tokens whose KV deviates most."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
@@ -8,7 +10,7 @@ import torch
 from pydantic import Field
 
 from blendrag.errors import ConfigError
-from blendrag.policies.base import Deviation, Evidence, Layout, Selective, Share, best
+from blendrag.policies.base import Dependence, Deviation, Evidence, Layout, Selective, Share, best, twice
 
 LayerIndex = Annotated[int, Field(ge=0)]
 
@@ -47,6 +49,14 @@ class CacheBlend(Selective):
             raise ConfigError(f"policy 'cacheblend': ratio: {ratios} grows: a check layer chooses among the tokens "
                               "that the one before it chose, so order them from the largest to the smallest")
 
+    @property
+    def depends_on(self) -> Dependence:
+        return "chunks"  # deviations follow from what precedes a token, and the largest of all chunks' are chosen
+
+    def stronger(self) -> CacheBlend | None:
+        ratio = tuple(map(twice, self.ratio)) if isinstance(self.ratio, tuple) else twice(self.ratio)
+        return replace(self, ratio=ratio) if ratio != self.ratio else None
+
     def evidence(self, num_layers: int) -> tuple[Evidence, ...]:
         layers = self._layers()
         latest = range(num_layers - len(layers), num_layers)  # where each layer can be and leave room for the rest
@@ -55,6 +65,9 @@ class CacheBlend(Selective):
     def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         assert scores is not None
         return best(layout, scores, self._ratios()[step])
+
+    def share_left(self, step: int) -> float:
+        return self._ratios()[step]
 
     def _layers(self) -> tuple[int, ...]:
         return (self.check_layers,) if isinstance(self.check_layers, int) else self.check_layers

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from blendrag.policies.base import Layout, Policy
+from blendrag.policies.base import Dependence, Layout, Policy
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,13 @@ class Exact(Policy):
     """
 
     name: ClassVar[str] = "exact"
+    exact_only: ClassVar[bool] = True
 
     reorder: bool = False
+
+    @property
+    def depends_on(self) -> Dependence:
+        return "entries"
 
     def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         return layout.reused.clone()

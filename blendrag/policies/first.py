@@ -1,12 +1,14 @@
 """EPIC / LegoLink (Hu et al., ICML 2025, arXiv 2410.15332): the first tokens of each chunk."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 
-from blendrag.policies.base import Layout, Selective
+from blendrag.policies.base import Dependence, Layout, Selective
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,13 @@ class First(Selective):
     name: ClassVar[str] = "first"
 
     tokens: Annotated[int, Field(ge=0)] = 16
+
+    @property
+    def depends_on(self) -> Dependence:
+        return "chunks" if self.reach else "entries"
+
+    def stronger(self) -> First | None:
+        return replace(self, tokens=2 * self.tokens) if self.tokens else None
 
     def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         chosen = torch.zeros_like(layout.reused)

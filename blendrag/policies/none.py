@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from blendrag.policies.base import Layout, Policy
+from blendrag.policies.base import Dependence, Layout, Policy
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,10 @@ class NoRecompute(Policy):
     """Recomputes nothing.  The fastest, and on multi-hop questions the worst, answer."""
 
     name: ClassVar[str] = "none"
+
+    @property
+    def depends_on(self) -> Dependence:
+        return "entries"
 
     def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         return torch.zeros_like(layout.reused)

@@ -1,12 +1,14 @@
 """Query-aware selection (InfoFlow KV, arXiv 2603.05353): the tokens that the question attends to."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import AfterValidator
 
-from blendrag.policies.base import Attention, Evidence, Layout, Reach, Selective, Share, best
+from blendrag.policies.base import Attention, Dependence, Evidence, Layout, Reach, Selective, Share, best, twice
 
 
 def _ascending(layers: tuple[float, float]) -> tuple[float, float]:
@@ -32,6 +34,14 @@ class Query(Selective):
     layers: Annotated[tuple[Share, Share], AfterValidator(_ascending)] = (0.66, 0.8)
     over_rows: Literal["norm", "mean"] = "norm"
     reach: Reach = field(default=64.0, kw_only=True)
+
+    @property
+    def depends_on(self) -> Dependence:
+        return "prompt"
+
+    def stronger(self) -> Query | None:
+        ratio = twice(self.ratio)
+        return replace(self, ratio=ratio) if ratio != self.ratio else None
 
     def evidence(self, num_layers: int) -> tuple[Evidence, ...]:
         first = min(int(self.layers[0] * num_layers), num_layers - 1)

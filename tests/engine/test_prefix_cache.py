@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
 from blendrag import BlendEngine, BlendOutput, BlendPrompt, Chunk
+from blendrag.policies import CacheBlend, First, NoRecompute, Policy, Query, Selective
 from blendrag.runtime.compat import scheduler_connector
-from tests.engine.test_conformance import assert_same
-from tests.engine.test_reuse import fresh, one
+from tests.engine.conformance import assert_same
+from tests.engine.test_reuse import FIRST, fresh, one
 from tests.engine.texts import PASSAGES, QUESTION
-from tests.engine.together import counted, watched
+from tests.engine.together import counted, hand_in, held, watched
 
 
 def long_prompt(system: str) -> BlendPrompt:
@@ -98,7 +103,6 @@ def test_chunks_that_were_found_by_their_tokens_stay_out_too(engine: BlendEngine
     exact = one(engine, text, blend=False)
     assert cached(exact) == (0, 0)
     assert_same([exact], [one(engine, text, blend=False, cache_salt=fresh())])
-    assert cached(one(engine, text))[0] == cached(again)[0], "nor does the exact prompt serve the blended one"
 
 
 def test_a_chunk_that_is_exact_is_shared_with_plain_requests(engine: BlendEngine) -> None:
@@ -135,3 +139,98 @@ def test_a_prompt_of_which_the_cache_lost_its_last_blocks_is_blended_again(engin
     assert second.request_output.num_cached_tokens == second.stats.reused_tokens == first.stats.reused_tokens
     assert second.stats.chunks_reused == len(PASSAGES)
     assert cached(one(engine, prompt))[1] == 0
+
+
+# What is exact and cached wins where it is cheaper.
+
+
+def test_a_prompt_that_is_cached_and_exact_is_not_blended(engine: BlendEngine) -> None:
+    """A second turn after `blend=False`: the first one's blocks are exact, and leave less than a pass would compute."""
+    engine.encode(PASSAGES)
+    system = fresh()
+    first = one(engine, long_prompt(system), blend=False)
+    turn = BlendPrompt(system, *map(Chunk, PASSAGES), QUESTION + "The council's.<|im_end|>\nAnd who sells it?")
+    with watched(engine) as seen:
+        second = one(engine, turn)
+    assert not seen.jobs
+    assert second.stats.prefix_cached_tokens >= len(first.prompt_token_ids) - 256
+    assert_same([second], [one(engine, turn, blend=False, cache_salt=fresh())])
+    last = second.stats.chunks[-1]
+    held_by_vllm = last.start + last.tokens <= second.stats.prefix_cached_tokens
+    assert [chunk.reason for chunk in second.stats.chunks] == [
+        *["prefix cached"] * (len(PASSAGES) - 1), "prefix cached" if held_by_vllm else "not worth a pass"]
+
+
+def test_a_short_exact_prefix_does_not_keep_a_prompt_from_being_blended(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    system = fresh() + "Everything in this prompt is shared between requests and stays as it is. " * 10
+    one(engine, BlendPrompt(system, "What is shared?"), blend=False)
+    blended = one(engine, long_prompt(system))
+    assert blended.stats.prefix_cached_tokens >= 128
+    assert blended.stats.chunks_reused == len(PASSAGES)
+
+
+def test_exact_blocks_that_are_evicted_before_the_request_is_scheduled_cost_a_full_prefill(engine: BlendEngine) -> None:
+    """Its hashes are plain by then: blended blocks under these names would serve exact requests."""
+    engine.encode(PASSAGES)
+    prompt = long_prompt(fresh())
+    one(engine, prompt, blend=False)
+    with watched(engine) as seen, held(engine):
+        [ticket] = hand_in(engine, [prompt], FIRST, [{}])
+        engine._start()._command(lambda vllm: scheduler_connector(vllm)._block_pool.reset_prefix_cache())
+    output = engine._last(ticket)
+    assert not seen.jobs
+    assert (output.stats.prefix_cached_tokens, output.stats.chunks_reused, output.stats.rows) == (0, 0, 1.0)
+    assert_same([output], [one(engine, prompt, blend=False, cache_salt=fresh())])
+
+
+def test_exact_blocks_under_another_cache_salt_do_not_count(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    prompt = long_prompt(fresh())
+    one(engine, prompt, blend=False, cache_salt=fresh())
+    assert one(engine, prompt).stats.chunks_reused == len(PASSAGES)
+
+
+# Blended blocks are shared exactly where their KV is the same.
+
+
+def kv_of(engine: BlendEngine, prompt: BlendPrompt, blocks: int, policy: Policy) -> list[torch.Tensor]:
+    """What a pass leaves in a prompt's first blocks, for each layer."""
+    with watched(engine) as seen:
+        one(engine, prompt, policy=policy, cache_salt=fresh())
+    ids = torch.tensor(seen.jobs[0].block_ids[0][:blocks])
+
+    def read(vllm: Any) -> list[torch.Tensor]:
+        count = vllm.vllm_config.cache_config.num_gpu_blocks
+        caches = [layer.attention.kv_cache for layer in get_kv_transfer_group().blender.model.layers]
+        return [cache.index_select(cache.shape.index(count), ids) for cache in caches]
+
+    return engine._start().call(read)
+
+
+@pytest.mark.parametrize(("policy", "shared"), [
+    (NoRecompute(), "between question"), (First(), "between question"), (First(reach=64.0), "question"),
+    (CacheBlend(), "question"), (CacheBlend(reach=64.0), "question"), (Query(), ""), (Query(reach=0.0), "")],
+    ids=lambda value: value.label if isinstance(value, Policy) else "")
+def test_blocks_are_shared_by_prompts_that_leave_the_same_kv_in_them(engine: BlendEngine, policy: Policy,
+                                                                     shared: str) -> None:
+    """Prompts that are equal up to somewhere: what follows may reach earlier KV, by a choice or by drift."""
+    chunks = Chunk("".join(PASSAGES[:3])), Chunk("".join(PASSAGES[3:]))
+    engine.encode(chunks)
+    system = fresh()
+
+    def prompt(between: str, question: str) -> BlendPrompt:
+        return BlendPrompt(system, chunks[0], f"\nNow for {between}.\n", chunks[1], f"\nWhat of {question}?")
+
+    asked = prompt("bread", "goats")
+    first = one(engine, asked, policy=policy).stats.chunks[0]
+    blocks = (first.start + first.tokens) // 128
+    kept = kv_of(engine, asked, blocks, policy)
+    for name, other in (("question", prompt("bread", "walls")), ("between", prompt("stone", "goats"))):
+        found = kv_of(engine, other, blocks, policy)
+        same = all(torch.allclose(*pair, atol=1e-4) for pair in zip(kept, found, strict=True))
+        hit = one(engine, other, policy=policy).stats.prefix_cached_tokens >= 128 * blocks
+        assert hit == (name in shared), name
+        assert same or not hit, name
+        if isinstance(policy, Selective) and policy.reach:
+            assert same == hit, f"{name}: drift carries it into earlier KV"

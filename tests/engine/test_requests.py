@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.sampling_params import BeamSearchParams
 
 from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
 from blendrag.errors import ConfigError, EngineClosedError, ModelError, PromptError
-from tests.engine.test_reuse import fresh, prompt
+from blendrag.runtime.compat import token_prompt
+from tests.engine.conformance import assert_same
+from tests.engine.policies import Broken, Last
+from tests.engine.test_reuse import fresh, one, prompt
 from tests.engine.texts import PASSAGES, QUESTION, SYSTEM
+from tests.engine.together import hand_in, held, watched
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -66,6 +71,21 @@ def test_several_samples_of_one_prompt(engine: BlendEngine) -> None:
     engine.encode(PASSAGES)
     [output] = engine.generate(prompt(0, 1), SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=8))
     assert len(output.outputs) == 3
+    assert output.stats.chunks_reused == 2
+
+
+def test_all_samples_of_a_prompt_tell_of_the_one_that_was_blended(engine: BlendEngine) -> None:
+    """Whichever ends first or last, in the step of the pass or later."""
+    engine.encode(PASSAGES)
+    for tokens in (1, 5):
+        with held(engine):
+            [ticket] = hand_in(engine, [prompt(0, 1)], SamplingParams(n=3, max_tokens=tokens, ignore_eos=True),
+                               [{"cache_salt": fresh()}])
+        engine._last(ticket)
+        statistics = [params["blend"] for params in ticket.progress.handed_out]
+        assert [told["chunks_reused"] for told in statistics] == [2, 2, 2]
+        assert statistics[0]["blend_s"] > 0
+        assert statistics == [statistics[0]] * 3
 
 
 def test_each_prompt_has_its_own_sampling_params(engine: BlendEngine) -> None:
@@ -98,7 +118,41 @@ def test_input_that_is_no_prompt(engine: BlendEngine) -> None:
         engine.generate([3])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="there is no policy 'magic'"):
         engine.generate("x", policy="magic")
+    with pytest.raises(ConfigError, match="takes SamplingParams, not BeamSearchParams"):
+        engine.generate("x", BeamSearchParams(beam_width=2, max_tokens=2))
     assert engine.generate([]) == []
+
+
+def test_a_step_of_beam_search_is_not_blended(engine: BlendEngine) -> None:
+    """vLLM asks for each with parameters of its own, in which nothing is left of what the client said."""
+    engine.encode(PASSAGES)
+    ids = one(engine, prompt(0, 1), cache_salt=fresh()).prompt_token_ids
+    step = SamplingParams(temperature=0, max_tokens=1, logprobs=4, detokenize=False, skip_clone=True)
+    loop = engine._start()
+    with watched(engine) as seen:
+        found = [list(loop.submit(token_prompt(ids, fresh()), params))[-1]
+                 for params in (step, SamplingParams(temperature=0, max_tokens=1, logprobs=4))]
+    assert [job.request_id.split("-")[1] for job in seen.jobs] == [found[1].request_id.split("-")[1]]
+    assert found[0].kv_transfer_params is None
+
+
+# Policies of a user's own.
+
+
+def test_a_policy_of_the_users_own(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    output = one(engine, prompt(0, 1, 2), policy=Last(tokens=5), cache_salt=fresh())
+    assert (output.stats.policy, output.stats.chunks_reused, output.stats.recomputed_tokens) == ("last", 3, 15)
+    assert one(engine, prompt(0, 1, 2), policy=Last(), tokens=7, cache_salt=fresh()).stats.recomputed_tokens == 21
+    everything = one(engine, prompt(0, 1, 2), policy=Last(tokens=10_000), cache_salt=fresh())
+    assert_same([everything], [one(engine, prompt(0, 1, 2), blend=False, cache_salt=fresh())])
+
+
+def test_a_policy_that_fails_costs_a_full_prefill_and_says_why(engine: BlendEngine) -> None:
+    engine.encode(PASSAGES)
+    output = one(engine, prompt(0, 1), policy=Broken(), cache_salt=fresh())
+    assert "policy 'broken' selects with torch.float32" in output.stats.failure
+    assert_same([output], [one(engine, prompt(0, 1), blend=False, cache_salt=fresh())])
 
 
 def test_a_second_engine_is_refused_while_one_runs(engine: BlendEngine, smollm2: Path) -> None:

@@ -16,6 +16,31 @@ from blake3 import blake3
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from blendrag.runtime.planning.placing import Plan
+
+
+def salt_of(plan: Plan, sparse_attention: int | None) -> bytes:
+    """Names all that the approximate KV of a prompt depends on besides the tokens before it; empty where all is exact.
+
+    It is `Policy.depends_on` that says what this is.  A blend pass always computes the last of its tokens, so whether
+    a chunk reaches that far counts, too.
+
+    Args:
+        sparse_attention: see `BlendConfig`; which blocks rows see depends on the prompt's length and all scores.
+    """
+    approximate = [placement for placement in plan.placements if not placement.exact]
+    if not approximate:
+        return b""
+    policy, computed = plan.policy, len(plan.ids) - 1  # the last token is vLLM's
+    placed = [(p.start, p.end, p.offset, p.key) for p in plan.placements]
+    salt = blake3(repr([policy.serial, policy.settings(), sparse_attention, placed,
+                        approximate[-1].end == computed]).encode())
+    if policy.depends_on == "prompt" or sparse_attention is not None:
+        salt.update(plan.ids[:computed].tobytes()).update(str(plan.question_start).encode())
+    elif policy.depends_on == "chunks":
+        salt.update(plan.ids[: approximate[-1].end].tobytes())
+    return salt.digest(16)
+
 
 def salt_block_hashes(request: Request, exact_tokens: int, block_size: int, salt: bytes) -> None:
     """Salts the hashes of all blocks that reach beyond the first `exact_tokens` tokens.
