@@ -5,7 +5,8 @@ import sys
 from blendrag.bench.cli import app
 from blendrag.errors import BlendError
 
-try:
-    app()
-except BlendError as error:
-    sys.exit(f"blendrag: {error}")
+if __name__ == "__main__":
+    try:
+        app()
+    except BlendError as error:
+        sys.exit(f"blendrag: {error}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from statistics import fmean
 
 from blendrag import __version__
 from blendrag.evaluate.blendmap import SHADES, MappedPrompt, draw
 from blendrag.evaluate.metrics import first_line
+from blendrag.evaluate.page import page
 from blendrag.evaluate.plots import SQUARE, Axis, Point, Series, chart, mark, spanning
 from blendrag.evaluate.run import Evaluation
 from blendrag.evaluate.settings import Setting, labelled, ratio_text
@@ -27,14 +27,10 @@ def report(title: str, evaluation: Evaluation, summaries: Sequence[Summary], map
         title: what was measured, on what.
         mapped: a prompt to draw as a map.
     """
-    style = files("blendrag.evaluate").joinpath("report.css").read_text("utf-8")
     sections = [_notes(evaluation), _table(summaries), _curves(evaluation, summaries), _scatters(evaluation),
                 _map(mapped) if mapped else "", _answers(evaluation)]
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<style>{style}</style></head><body><main><h1>What blending saves, and what it costs</h1>"
-            f'<p class="what">{escape(title)} · {len(evaluation.questions)} questions · blendrag {__version__}</p>'
-            f'{"".join(sections)}</main></body></html>\n')
+    what = f"{title} · {len(evaluation.questions)} questions · blendrag {__version__}"
+    return page(title, "What blending saves, and what it costs", what, sections)
 
 
 def _notes(evaluation: Evaluation) -> str:
