@@ -28,10 +28,12 @@ from pydantic_settings import (
 
 from blendrag.errors import ConfigError
 from blendrag.guard import QualityGuard
-from blendrag.policies import POLICIES, Policy, Share, explain, make_policy
+from blendrag.policies import POLICIES, Policy, Share, amend, explain, make_policy
+from blendrag.policies.registry import is_built_in, load
+from blendrag.store.keys import SCOPE_SEPARATOR
 
 DELIMITER = "\ue000"
-"""The default blend delimiter: a private-use character, which `str.strip()` and chat templates leave alone."""
+"""The delimiter of blendrag before pairs of marks: for texts that hold it, and for `BlendConfig(delimiter=...)`."""
 
 
 _POLICY = {"policy", "ratio", "policy_settings"}
@@ -54,13 +56,18 @@ class BlendConfig(BaseSettings):
     ratio: Share | tuple[Share, ...] | None = Field(
         None, description="share of the reused tokens to recompute; or one for each of cacheblend's check_layers")
     policy_settings: dict[str, Any] = Field({}, description="further settings of the policy, by name")
+    policies: tuple[str, ...] = Field(
+        (), description="policy classes of your own that policy and requests may name, as package.module:Class; all "
+        "processes of the engine import them")
     profile: bool = Field(True, description="use the policy that `blendrag calibrate` found for the model and left in "
                           "the store's folder, unless policy, ratio or policy_settings are set")
     sparse_attention: int | None = Field(
         None, ge=0, description="recomputed rows of chunks attend to the prefix, their chunk, recent tokens, and this "
         "many tokens in the blocks that score best; none: to everything")
 
-    delimiter: str = Field(DELIMITER, min_length=1, description="marks chunk boundaries in prompt text")
+    delimiter: str | None = Field(
+        None, min_length=1, description="stands between chunks in prompt text, as in LMCache; none: a pair of marks "
+        "stands around each")
     keep_delimiter: bool = Field(False, description="leave the delimiter in the prompt, as LMCache does")
     min_chunk_tokens: int = Field(16, ge=1, description="shorter chunks are computed, not stored")
 
@@ -76,7 +83,20 @@ class BlendConfig(BaseSettings):
     gpu_bytes: ByteSize | None = Field(
         None, description="budget of the tier on the GPU; none: half of what vLLM leaves free, 8 GiB at most")
     disk_bytes: ByteSize | None = Field(None, description="budget of the disk tier; none: no limit")
-    namespace: str = Field("default", min_length=1, description="chunks are shared within a namespace only")
+    namespace: str = Field("default", min_length=1, description="chunks are shared within a namespace only, and there "
+                           "only among requests of one cache_salt")
+    tenants: Path | None = Field(None, description="server: a YAML file of tenants, with their API keys and "
+                                 "namespaces; requests of no tenant are refused")
+
+    client_policy: bool = Field(True, description="server: requests may choose policy, ratio and further settings")
+    statistics: Literal["chunks", "totals", "none"] = Field(
+        "chunks", description="server: what answers say of reuse: each chunk, sums alone, or nothing, cached_tokens "
+        "included")
+    max_documents: int = Field(1024, ge=0, description="documents and spans that one request may name")
+    populate_step_tokens: int = Field(512, ge=16, description="chunk tokens that are encoded in a step beside decoding "
+                                      "requests, at most; fewer where they would take longer than 0.1 s")
+    populate_queue_tokens: int = Field(65_536, ge=0, description="chunk tokens that may wait to be encoded; the oldest "
+                                       "leave first")
 
     def __init__(self, **settings: Any) -> None:
         try:
@@ -93,10 +113,18 @@ class BlendConfig(BaseSettings):
         """Keywords replace variables of the same name; pydantic would merge mappings."""
         return init_settings, _Environment(settings_cls, set(init_settings()))
 
-    @field_validator("store_path")
+    @field_validator("store_path", "tenants")
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:
         return path.expanduser() if path else None
+
+    @field_validator("namespace")
+    @classmethod
+    def _namespace_is_plain(cls, namespace: str) -> str:
+        if SCOPE_SEPARATOR in namespace or not namespace.isprintable():
+            raise ValueError(f"it holds {SCOPE_SEPARATOR!r} or a control character: use letters, digits, '-', '_', '.' "
+                             "or '/'")
+        return namespace
 
     @field_validator("quality_guard", mode="before")
     @classmethod
@@ -109,6 +137,15 @@ class BlendConfig(BaseSettings):
         if isinstance(given, bool):
             return QualityGuard() if given else None
         return given
+
+    @field_validator("policies")
+    @classmethod
+    def _load_policies(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            load(paths)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return paths
 
     @field_validator("policy_settings")
     @classmethod
@@ -125,6 +162,12 @@ class BlendConfig(BaseSettings):
             raise ValueError(str(error)) from error
         return self
 
+    @model_validator(mode="after")
+    def _only_delimiters_stay(self) -> BlendConfig:
+        if self.keep_delimiter and self.delimiter is None:
+            raise ValueError("keep_delimiter needs a delimiter that stays in the prompt: set delimiter, too")
+        return self
+
     @model_serializer(mode="wrap")
     def _leave_out_what_nobody_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What is made of a dump uses a profile if this does."""
@@ -134,6 +177,10 @@ class BlendConfig(BaseSettings):
     def uses_profile(self) -> bool:
         """Whether requests that name no policy get that of the model's profile, where it has one."""
         return self.profile and not _POLICY.intersection(self.model_fields_set)
+
+    def embedded(self) -> BlendConfig:
+        """These settings for an engine in a program, whose callers are its operators: what restrains clients is off."""
+        return self.model_copy(update={"tenants": None, "client_policy": True, "statistics": "chunks"})
 
     def make_policy(self, **overrides: Any) -> Policy:
         """The policy these settings describe.
@@ -149,7 +196,7 @@ class BlendConfig(BaseSettings):
         chosen = overrides.pop("policy", None)
         if isinstance(chosen, Policy):
             given = {key: value for key, value in overrides.items() if value is not None}
-            return make_policy(chosen.settings() | given) if given else chosen
+            return amend(chosen, **given) if given else make_policy(chosen)
         if not isinstance(chosen, (str, Mapping, NoneType)):
             return make_policy(chosen)  # refuses it
         named = {"policy": chosen} if isinstance(chosen, str) else dict(chosen or {})
@@ -161,6 +208,17 @@ class BlendConfig(BaseSettings):
             settings["ratio"] = self.ratio
         settings |= named | {key: value for key, value in overrides.items() if value is not None}
         return make_policy(settings | {"policy": name})
+
+    def check_travels(self, policy: Policy) -> None:
+        """Makes sure that the other processes of an engine with these settings know a policy's class.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        if not is_built_in(policy) and type(policy) not in load(self.policies):
+            kind = type(policy)
+            raise ConfigError(f"the engine's processes do not know the policy class {kind.__name__}: name it in the "
+                              f"setting policies, as {kind.__module__}:{kind.__qualname__}")
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> BlendConfig:

@@ -31,3 +31,19 @@ class DatasetError(BlendError):
 
 class EngineClosedError(BlendError):
     """The engine was closed, or died, before the request could finish."""
+
+
+class InternalError(BlendError):
+    """A fault of blendrag itself."""
+
+
+class RequestError(PromptError):
+    """A field of a client's request makes no sense; a server answers it with status 400.
+
+    Attributes:
+        param: the field, such as "documents" or "kv_transfer_params.blend.spans".
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import NoneType
 from typing import Any
 
+from blendrag.blend_params import BLEND_PARAMS_KEY
 from blendrag.config import BlendConfig
-from blendrag.errors import PromptError
+from blendrag.errors import ConfigError, PromptError
 from blendrag.ordering import ChunkOrder
 from blendrag.outputs import BlendOutput, EncodedChunk
-from blendrag.policies import Exact
-from blendrag.prompt import BlendPrompt, Chunk, as_prompt
+from blendrag.policies import Exact, Policy, require_affordable
+from blendrag.prompt import BlendPrompt, Chunk
+from blendrag.reading import as_prompt
 from blendrag.stats import BlendStats, EngineStats
 from blendrag.tokens import SegmentTokenizer, TokenizedPrompt
 
@@ -31,13 +34,18 @@ class Requests:
         tokens: the model's tokenizer.
         max_model_len: longest prompt plus answer, in tokens.
         stats: where finished requests and encoded chunks are counted.
+        num_layers: of the model; None: policies are not checked for what they cost.
+        one_process: the engine and its only worker run in this process, so it need not know a policy's class.
     """
 
-    def __init__(self, config: BlendConfig, tokens: SegmentTokenizer, max_model_len: int, stats: EngineStats) -> None:
+    def __init__(self, config: BlendConfig, tokens: SegmentTokenizer, max_model_len: int, stats: EngineStats,
+                 num_layers: int | None = None, one_process: bool = False) -> None:
         self.config = config
+        self.one_process = one_process
         self.tokens = tokens
         self.max_model_len = max_model_len
         self._stats = stats
+        self._num_layers = num_layers
         self._order = ChunkOrder()
         self._lock = threading.Lock()
 
@@ -52,35 +60,43 @@ class Requests:
             explain: ask for `BlendStats.map`.
 
         Raises:
-            PromptError: a prompt is empty or longer than the model takes.
-            ConfigError: an unknown policy or setting.
+            PromptError: a prompt is empty, longer than the model takes, or marks more chunks than `max_documents`.
+            ConfigError: an unknown policy or setting, a policy whose scoring passes cost more than a full prefill, a
+                policy class that the engine's processes do not know, or parameters of something else than sampling.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         from blendrag.runtime.compat import token_prompt
-        from blendrag.runtime.planning.marks import MARKS
 
         policy = self.config.make_policy(**settings)
-        named = any(value is not None for value in settings.values())
+        if self._num_layers is not None:
+            require_affordable(policy, self._num_layers)
+        named: Policy | dict[str, Any] | None = None
+        if any(value is not None for value in settings.values()):
+            if not self.one_process:
+                self.config.check_travels(policy)
+            named = policy if self.one_process else policy.settings()
         reorder = blend and isinstance(policy, Exact) and policy.reorder
         made = []
         for prompt, given in zip([self._tokenize(prompt, reorder) for prompt in prompts], params, strict=True):
+            if not isinstance(given, (SamplingParams, NoneType)):
+                raise ConfigError(f"an engine takes SamplingParams, not {type(given).__name__}: sample, as beam search "
+                                  "and pooling are not part of it")
             request = given.clone() if given is not None else SamplingParams()
             request.output_kind = RequestOutputKind.CUMULATIVE
             marks = {"spans": [list(span) for span in prompt.spans], "explain": explain,
-                     "policy": policy.settings() if named else None} if blend else False
+                     "policy": named} if blend else False
             transfer = (request.extra_args or {}).get("kv_transfer_params") or {}
-            request.extra_args = (request.extra_args or {}) | {"kv_transfer_params": transfer | {MARKS: marks}}
+            transfer = transfer | {BLEND_PARAMS_KEY: marks}
+            request.extra_args = (request.extra_args or {}) | {"kv_transfer_params": transfer}
             made.append((token_prompt(prompt.ids, cache_salt), request))
         return made
 
     def output(self, found: Any, progress: Progress) -> BlendOutput:
         """vLLM's output with its statistics; a finished request is counted."""
-        from blendrag.runtime.planning.marks import MARKS
-
         # Of several samples only the first is blended, the others find its blocks in the prefix cache.
-        told = max((params[MARKS] for params in progress.handed_out if MARKS in params),
+        told = max((params[BLEND_PARAMS_KEY] for params in progress.handed_out if BLEND_PARAMS_KEY in params),
                    key=lambda told: int(told["chunks_reused"]), default=None)
         cached = found.num_cached_tokens or 0
         length = len(found.prompt_token_ids or [])
@@ -102,22 +118,32 @@ class Requests:
             return self.tokens.prefix_ids(prefix), False
         return list(self.tokens.sink_ids), True
 
+    def naming(self, chunks: Iterable[str | Chunk], prefix: Prefix, cache_salt: str | None) -> tuple[Any, ...]:
+        """What names the entries of chunks: scope, ids of each, ids before them, whether those are only a sink."""
+        return self._scope(cache_salt), self.chunk_ids(chunks), *self.behind(prefix)
+
     def encoding(self, chunks: Sequence[str | Chunk], prefix: Prefix,
-                 on_progress: Callable[[int, int], None] | None) -> Encoding:
+                 on_progress: Callable[[int, int], None] | None, cache_salt: str | None = None) -> Encoding:
         """What storing these chunks takes; PromptError where prefix and chunk are longer than the model takes."""
-        ids = self.chunk_ids(chunks)
-        prefix_ids, neutral = self.behind(prefix)
+        scope, ids, prefix_ids, neutral = self.naming(chunks, prefix, cache_salt)
         for number, chunk in enumerate(ids):
             if len(prefix_ids) + len(chunk) > self.max_model_len:
                 raise PromptError(f"chunk {number} has {len(chunk)} tokens, the model takes {self.max_model_len} with "
                                   "the prefix: split it, or raise max_model_len")
-        return Encoding(self, ids, (prefix_ids, neutral), on_progress)
+        return Encoding(self, scope, ids, (prefix_ids, neutral), on_progress)
 
     def count_encoded(self, tokens: int) -> None:
         """Counts a chunk that was computed for the store."""
         with self._lock:
             self._stats.encoded_chunks += 1
             self._stats.encoded_tokens += tokens
+
+    def _scope(self, cache_salt: str | None) -> str:
+        from blendrag.runtime.planning.scope import scope_of
+
+        scope = scope_of(self.config.embedded(), cache_salt)
+        assert scope is not None, "an embedded engine has no tenants"
+        return scope
 
     def _tokenize(self, prompt: Prompt, reorder: bool = False) -> TokenizedPrompt:
         cut = as_prompt(prompt, self.config.delimiter, self.config.keep_delimiter)
@@ -127,6 +153,9 @@ class Requests:
         if len(tokenized.ids) >= self.max_model_len:
             raise PromptError(f"the prompt has {len(tokenized.ids)} tokens, the model takes {self.max_model_len} with "
                               "the answer: retrieve fewer or shorter chunks, or raise max_model_len")
+        if len(tokenized.spans) > self.config.max_documents:
+            raise PromptError(f"the prompt marks {len(tokenized.spans)} chunks, max_documents is "
+                              f"{self.config.max_documents}: mark fewer, or raise BlendConfig.max_documents")
         return tokenized
 
 
@@ -161,10 +190,11 @@ class Encoding:
         result: one for each chunk, complete once all calls were answered.
     """
 
-    def __init__(self, requests: Requests, ids: list[list[int]], behind: tuple[list[int], bool],
+    def __init__(self, requests: Requests, scope: str, ids: list[list[int]], behind: tuple[list[int], bool],
                  on_progress: Callable[[int, int], None] | None) -> None:
         self.result = [EncodedChunk("", len(chunk), False) for chunk in ids]
         self._requests = requests
+        self._scope = scope
         self._ids = ids
         self._behind = behind
         self._on_progress = on_progress
@@ -176,7 +206,7 @@ class Encoding:
         for batch in _batches(self._ids):
             self._batch = [number for number in batch if len(self._ids[number]) >= shortest]
             if self._batch:
-                yield [self._ids[number] for number in self._batch], *self._behind
+                yield self._scope, [self._ids[number] for number in self._batch], *self._behind
             for _ in batch:
                 self._done += 1
                 if self._on_progress:

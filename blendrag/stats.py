@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 PREFIX_CACHED = "prefix cached"
+OUTDATED = "outdated"
 
 
 @dataclass
@@ -20,9 +21,9 @@ class ChunkStats:
         exact: the stored KV was encoded behind exactly the tokens that precede it here.
         reason: why it was not reused: "not stored", "too short", "damaged", "prefix cached", "not worth a pass" (vLLM's
             prefix cache left less to compute), "approximate" (and the policy is exact), "pass failed",
-            "not in the prompt" (a document of which only the text was given), "LoRA request", "multimodal request",
-            "prompt embeddings", "prompt logprobs asked for" or "blending off" (by the quality guard); empty where it
-            was.
+            "outdated" (the weights changed or the caches were reset since the request came), "not in the prompt" (a
+            document of which only the text was given), "LoRA request", "multimodal request", "prompt embeddings",
+            "prompt logprobs asked for" or "blending off" (by the quality guard); empty where it was.
     """
 
     start: int
@@ -66,6 +67,7 @@ class BlendStats:
         first_token_s: from submission to the first token.
         calibrated: the policy is that of the model's profile (`blendrag calibrate`).
         guard: what the quality guard changed: "ratio raised" or "blending off"; empty where it changed nothing.
+        ignored: what of the request's wishes was not followed, and why; empty where all was.
         failure: why the blend pass failed and the request was prefilled in full; empty where it did not.
         map: token by token, of a request that asked for it (`explain`) and that a blend pass ran for.
     """
@@ -83,6 +85,7 @@ class BlendStats:
     first_token_s: float = 0.0
     calibrated: bool = False
     guard: str = ""
+    ignored: str = ""
     failure: str = ""
     map: BlendMap | None = None
 

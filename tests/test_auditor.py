@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,10 @@ class WholeModel(Model):
         if part.last:
             lane.finish(x[-1:])
 
+    def steps(self, lanes: Any) -> Iterator[int]:
+        self.run(lanes)
+        yield 1
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (hidden @ self.head)[0]
 
@@ -48,13 +53,14 @@ class WholeModel(Model):
         return self.logits(x)
 
 
-def audit(model: WholeModel, prompt: Prompt, policies: list[Policy], sparse: int | None = None) -> AuditResult:
+def audit(model: WholeModel, prompt: Prompt, policies: list[Policy], sparse: int | None = None,
+          fingerprint: str = "model") -> AuditResult:
     runs: Any = model
-    source: Any = SimpleNamespace(ranks=Ranks(), tier=None,
-                                  load=lambda keys: [prompt.entries.get(key) for key in keys])
-    asked = Audit(policies[0].settings(), [policy.settings() for policy in policies],
-                  torch.cat([prompt.ids, LAST]).numpy(), prompt.placements, prompt.question_start)
-    [result] = Auditor(Blender(runs, runs, source, sparse)).audit([asked])
+    source: Any = SimpleNamespace(ranks=Ranks(), tier=None, fingerprint=fingerprint,
+                                  load=lambda keys, _: [prompt.entries.get(key) for key in keys])
+    asked = Audit(policies[0], policies, torch.cat([prompt.ids, LAST]).numpy(), prompt.placements,
+                  prompt.question_start, fingerprint="model")
+    [result] = Auditor(Blender(runs, runs, source, sparse)).advance([asked], rows=10**9)
     return result
 
 
@@ -86,6 +92,11 @@ def test_an_entry_that_is_gone_means_no_result() -> None:
     prompt = Prompt(model := WholeModel())
     del prompt.entries[prompt.placements[1].key]
     assert audit(model, prompt, [Query()]) == AuditResult()
+
+
+def test_a_request_that_other_weights_answered_is_not_audited() -> None:
+    prompt = Prompt(model := WholeModel())
+    assert audit(model, prompt, [Query()], fingerprint="other") == AuditResult()
 
 
 def test_a_failure_is_told() -> None:

@@ -144,7 +144,7 @@ class Prompt:
 
     def job(self, policy: Policy, first_block: int = 0) -> BlendJob:
         blocks = list(range(first_block, first_block + -(-self.tokens // BLOCK_SIZE)))[::-1]
-        return BlendJob("request", self.ids.numpy(), self.placements, self.question_start, policy.settings(),
+        return BlendJob("request", self.ids.numpy(), self.placements, self.question_start, policy,
                         0, (blocks,))
 
 
@@ -169,7 +169,8 @@ def blend(model: Model, prompts: list[Prompt], policies: list[Policy], sparse: i
           ranks: Ranks | None = None) -> tuple[list[KV], list[Any]]:
     """What lies in the paged cache afterwards, prompt by prompt, and the reports."""
     entries = {key: entry for prompt in prompts for key, entry in prompt.entries.items()}
-    source: Any = SimpleNamespace(ranks=ranks or Ranks(), tier=None, load=lambda keys: [entries[key] for key in keys])
+    source: Any = SimpleNamespace(ranks=ranks or Ranks(), tier=None,
+                                  load=lambda keys, _: [entries[key] for key in keys])
     runs: Any = model
     jobs = [prompt.job(policy, 1000 * number)
             for number, (prompt, policy) in enumerate(zip(prompts, policies, strict=True))]
@@ -269,7 +270,7 @@ def test_more_scoring_passes_than_layers_are_refused():
     model = Model()
     prompt = Prompt(model)
     policy = CacheBlend(0.3, tuple(range(LAYERS + 1)))
-    source: Any = SimpleNamespace(ranks=Ranks(), tier=None, load=lambda keys: [prompt.entries[key] for key in keys])
+    source: Any = SimpleNamespace(ranks=Ranks(), tier=None, load=lambda keys, _: [prompt.entries[key] for key in keys])
     runs: Any = model
     [report] = Blender(runs, runs, source).blend([prompt.job(policy)])
     assert "asks for 7 scoring passes of a model that has 6 layers: name fewer check layers" in report.failure
@@ -319,9 +320,8 @@ class Greedy(CacheBlend):
         return super().select(layout, scores, step) if step == 0 else layout.reused.clone()
 
 
-def test_a_step_gets_no_token_back_that_the_one_before_it_left(monkeypatch):
-    policy = CacheBlend((0.5, 0.2), (1, 3))
-    monkeypatch.setattr(blender_module, "make_policy", lambda settings: Greedy(policy.ratio, policy.check_layers))
+def test_a_step_gets_no_token_back_that_the_one_before_it_left():
+    policy = Greedy((0.5, 0.2), (1, 3))
     model = Model()
     prompt = Prompt(model)
     _, [report] = blend(model, [prompt], [policy])

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from blendrag.config import DELIMITER, BlendConfig
+from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError
 from blendrag.policies import CacheBlend, First, NoRecompute, Query
+from tests.engine.policies import Last
 
 GIB = 2**30
 
@@ -26,7 +27,7 @@ def yaml_file(tmp_path):
 def test_the_defaults_blend_by_the_question_in_host_ram():
     config = BlendConfig()
     assert config.make_policy() == Query()
-    assert (config.delimiter, config.keep_delimiter, config.min_chunk_tokens) == (DELIMITER, False, 16)
+    assert (config.delimiter, config.keep_delimiter, config.min_chunk_tokens) == (None, False, 16)
     assert (config.store_path, config.ram_bytes, config.namespace) == (None, 4 * GIB, "default")
     assert config.disk_bytes is None
 
@@ -48,6 +49,7 @@ def test_settings_cannot_be_changed_afterwards():
     ({"ratio": float("nan")}, "ratio: .*nan"),
     ({"ratio": "much"}, "ratio: .*'much'"),
     ({"delimiter": ""}, "delimiter"),
+    ({"keep_delimiter": True}, "set delimiter, too"),
     ({"namespace": ""}, "namespace"),
     ({"min_chunk_tokens": 0}, "min_chunk_tokens"),
     ({"ram_bytes": -1}, "ram_bytes"),
@@ -86,6 +88,7 @@ def test_the_environment_replaces_defaults_and_keywords_replace_the_environment(
     monkeypatch.setenv("BLENDRAG_POLICY", "first")
     monkeypatch.setenv("BLENDRAG_POLICY_SETTINGS", '{"tokens": 8}')
     monkeypatch.setenv("BLENDRAG_RAM_BYTES", "2GiB")
+    monkeypatch.setenv("BLENDRAG_DELIMITER", "##")
     monkeypatch.setenv("BLENDRAG_KEEP_DELIMITER", "true")
     config = BlendConfig()
     assert (config.make_policy(), config.ram_bytes, config.keep_delimiter) == (First(tokens=8), 2 * GIB, True)
@@ -299,3 +302,24 @@ def test_a_value_that_lmcache_would_refuse_is_refused_by_name(yaml_file, text, s
 def test_overrides_win_over_an_lmcache_file(yaml_file):
     config = BlendConfig.from_lmcache(yaml_file("blend_recompute_ratios: 0.3\n"), ratio=0.5, namespace="a")
     assert (config.make_policy(), config.namespace) == (CacheBlend(ratio=0.5), "a")
+
+
+# Policies of a user's own.
+
+
+def test_policies_that_are_listed_can_be_named():
+    config = BlendConfig(policies=["tests.engine.policies:Last"], policy="last", policy_settings={"tokens": 3})
+    assert config.make_policy() == Last(tokens=3)
+    again = BlendConfig(**config.model_dump(mode="json"))
+    assert again.make_policy() == Last(tokens=3)
+    again.check_travels(Last())
+    again.check_travels(Query())
+    with pytest.raises(ConfigError, match=r"do not know the policy class Last: name it in the setting policies, as "
+                                          r"tests\.engine\.policies:Last"):
+        BlendConfig().check_travels(Last())
+    assert BlendConfig().make_policy(policy=Last(), tokens=2) == Last(tokens=2)
+
+
+def test_a_policy_that_cannot_be_imported_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"policies: the policy 'no\.such:Thing' cannot be imported"):
+        BlendConfig(policies=["no.such:Thing"])

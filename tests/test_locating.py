@@ -66,7 +66,7 @@ def test_texts_are_found_wherever_they_stand_in_a_text(tokens, data):
     edges = st.text(st.sampled_from("aT1. \n(\"é"), max_size=5)
     before, after = data.draw(edges), data.draw(edges)
     ids = tokens.text_ids(f"Read this.{before}{document}{after}And say something.")
-    [found], _ = locate(array(ids), DocumentTokens(tokens)([document]))
+    [found], _ = locate(array(ids), DocumentTokens(tokens)([document], array(ids)))
     inside = tokens.tokenizer.decode(ids[found.start : found.end])
     assert inside.strip() in document
     assert len(inside) > len(document) - 40
@@ -74,12 +74,13 @@ def test_texts_are_found_wherever_they_stand_in_a_text(tokens, data):
 
 
 def test_tokens_of_documents_are_those_that_an_engine_stores(tokens):
-    [found] = DocumentTokens(tokens)([PASSAGES[0]])
+    [found] = DocumentTokens(tokens)([PASSAGES[0]], array(tokens.chunk_ids(PASSAGES[0])))
     assert list(found) == tokens.chunk_ids(PASSAGES[0])
     document = f"{PASSAGES[0]} <|im_end|> {PASSAGES[1]}"
-    [place], _ = locate(array(tokens.text_ids(f"Read. {document} Answer.")), DocumentTokens(tokens)([document]))
+    prompt = array(tokens.text_ids(f"Read. {document} Answer."))
+    [place], _ = locate(prompt, DocumentTokens(tokens)([document], prompt))
     assert place.end - place.start > len(found) + 20
-    assert [list(found) for found in DocumentTokens(None)([PASSAGES[0]])] == [[]]
+    assert [list(found) for found in DocumentTokens(None)([PASSAGES[0]], array([1]))] == [[]]
 
 
 @pytest.mark.parametrize(("texts", "error"), [
@@ -87,4 +88,26 @@ def test_tokens_of_documents_are_those_that_an_engine_stores(tokens):
 ], ids=ascii)
 def test_what_is_no_list_of_texts(tokens, texts, error):
     with pytest.raises(error):
-        list(DocumentTokens(tokens)(texts))
+        list(DocumentTokens(tokens)(texts, array([1] * 100)))
+
+
+def test_texts_that_are_too_long_for_the_prompt_are_not_tokenised(tokens, monkeypatch):
+    ids = array(tokens.text_ids(PASSAGES[0]))
+    tokenised = []
+    monkeypatch.setattr(tokens, "_encode", lambda text, data=False: tokenised.append(text) or [])
+    texts = ["word " * 100_000, PASSAGES[0], *(f"{number} {PASSAGES[1]}" for number in range(1000))]
+    found = list(DocumentTokens(tokens)(texts, ids))
+    assert len(found) == 1002
+    assert PASSAGES[0] in tokenised
+    assert sum(map(len, tokenised)) < 30_000
+
+
+def test_documents_of_equal_tokens_are_found_one_behind_the_other():
+    prompt = [7] * 2_000
+    found, lost = places(prompt, *[[7] * 30] * 60)
+    assert [start for start, _, _ in found] == list(range(0, 60 * 23, 23)), "interiors with one edge"
+    assert lost == []
+
+
+def test_what_is_no_token_id_is_in_no_prompt():
+    assert places([1, 2, 3, -1, 2**40], [-1], [2**40], [2**32 - 1], [2, 3]) == ([(1, 3, 0)], [1, 1, 1])

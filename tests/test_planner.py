@@ -13,11 +13,12 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 
 from blendrag.config import BlendConfig
-from blendrag.errors import PromptError
-from blendrag.policies import CacheBlend, First, NoRecompute, Query
+from blendrag.errors import ConfigError, PromptError
+from blendrag.policies import CacheBlend, First, Full, NoRecompute, Policy, Query
 from blendrag.runtime.messages import BlendReport, Missing, ModelFacts, Placement
 from blendrag.runtime.planning.locating import DocumentTokens
 from blendrag.runtime.planning.planner import Planner
+from blendrag.runtime.planning.scope import scope_of
 from blendrag.stats import BlendStats, ChunkStats
 from blendrag.store import ChunkStore, KVEntry, entry_key, prefix_digest
 from blendrag.store.keys import NEUTRAL, rank_keys
@@ -108,7 +109,7 @@ def test_a_first_chunk_encoded_as_a_prompts_beginning_is_exact(planner):
     a = put(planner, A, prefix_digest())
     plan = plan_of(planner, A + QUESTION, [(0, 20)])
     assert plan.placements == [Placement(0, 20, a, True)]
-    assert plan.exact_tokens == 20
+    assert plan.exact_tokens == len(A + QUESTION)
 
 
 def test_the_stored_prefix_stands_in_for_the_text_before_the_first_chunk(planner):
@@ -173,14 +174,14 @@ def test_documents_are_placed_where_they_stand_in_the_prompt(match):
     assert plan.placements == [Placement(5, 25, a, False)]
     assert [(chunk.start, chunk.tokens, chunk.reason) for chunk in plan.stats.chunks] == [
         (5, 20, ""), (25, 30, "not stored")]
-    assert plan.missing == [Missing(B, False)]
+    assert plan.missing == [Missing(B, False, "default")]
 
 
 @pytest.mark.parametrize("match", [True, False])
 def test_a_document_is_stored_whole_and_used_without_the_tokens_that_merged_with_others(match):
     planner = make_planner(match=match)
     merged = [*PREFIX, 7, *B[2:-1], 8, *QUESTION]
-    assert plan_with_documents(planner, merged, B).missing == [Missing(B, False)]
+    assert plan_with_documents(planner, merged, B).missing == [Missing(B, False, "default")]
     [b] = find(planner, prefix_digest(PREFIX), B)
     plan = plan_with_documents(planner, merged, B)
     assert plan.placements == []
@@ -193,7 +194,7 @@ def test_a_document_is_stored_whole_and_used_without_the_tokens_that_merged_with
 def test_a_document_behind_the_very_tokens_it_was_encoded_behind_is_exact(planner):
     [a] = find(planner, prefix_digest(PREFIX), A)
     plan = plan_with_documents(planner, PROMPT, A)
-    assert (plan.placements, plan.exact_tokens) == ([Placement(5, 25, a, True)], 25)
+    assert (plan.placements, plan.exact_tokens) == ([Placement(5, 25, a, True)], len(PROMPT))
 
 
 def test_documents_that_are_not_in_the_prompt_are_told(planner):
@@ -220,7 +221,7 @@ def test_documents_that_make_no_sense_end_in_a_full_prefill_not_in_an_error(plan
         raise PromptError("no text")
 
     assert planner.plan(make_request(PROMPT), documents=broken()) is None
-    assert planner.plan(make_request(PROMPT), documents=DocumentTokens(None)(7)) is None
+    assert planner.plan(make_request(PROMPT), documents=DocumentTokens(None)(7, np.array(PROMPT))) is None
 
 
 # Without marks, chunks are found by their tokens.
@@ -263,7 +264,7 @@ def test_what_is_stored_of_a_marked_chunk_is_used_where_the_whole_is_not(planner
     plan = plan_of(planner, PREFIX + A + B + QUESTION, [(5, 55)])
     assert plan.placements == [Placement(5, 25, a, False)]
     assert [(chunk.tokens, chunk.reason) for chunk in plan.stats.chunks] == [(50, "not stored"), (20, "")]
-    assert plan.missing == [Missing(A + B, is_prefix=False)]
+    assert plan.missing == [Missing(A + B, False, "default")]
 
 
 def test_edges_that_were_merged_otherwise_are_computed(planner):
@@ -418,10 +419,10 @@ def test_the_other_reasons_are_documented(reason):
 def test_a_prefix_that_comes_again_is_missing_until_it_is_stored():
     planner = make_planner(min_chunk_tokens=5)
     put(planner, A)
-    assert plan_of(planner).missing == [Missing(B, is_prefix=False)]
-    assert Missing(PREFIX, is_prefix=True) in plan_of(planner).missing
+    assert plan_of(planner).missing == [Missing(B, False, "default")]
+    assert Missing(PREFIX, True, "default") in plan_of(planner).missing
     put(planner, PREFIX, prefix_digest())
-    assert plan_of(planner).missing == [Missing(B, is_prefix=False)]
+    assert plan_of(planner).missing == [Missing(B, False, "default")]
 
 
 # Whether a pass is worth it.
@@ -460,10 +461,10 @@ def test_exact_tokens_end_where_the_first_approximate_entry_begins(planner):
     assert plan_of(planner).exact_tokens == 5
 
 
-def test_where_every_entry_is_exact_all_their_tokens_are(planner):
+def test_where_every_entry_is_exact_the_whole_prompt_is_and_nothing_is_salted(planner):
     put(planner, A, prefix_digest(PREFIX))
-    assert plan_of(planner).exact_tokens == 25
-    assert plan_of(planner, PREFIX + A, [SPAN_A]).exact_tokens == 24
+    plan = plan_of(planner)
+    assert (plan.exact_tokens, plan.salt) == (len(PROMPT), b"")
 
 
 # What the salt names.
@@ -518,12 +519,41 @@ def test_a_chunk_cut_short_by_the_prompts_end_has_another_salt(planner):
     assert salt_of(planner, PREFIX + A, [SPAN_A]) != salt_of(planner, PREFIX + A + QUESTION, [SPAN_A])
 
 
-def test_with_rows_chosen_by_evidence_the_salt_depends_on_the_whole_prompt(planner):
+BETWEEN = list(range(700, 704))
+
+
+@pytest.mark.parametrize(("policy", "counts"), [
+    (NoRecompute(), ""), (Full(), ""), (First(), ""), (First(reach=64), "between"), (CacheBlend(), "between"),
+    (CacheBlend(reach=64), "between"), (Query(), "between question"), (Query(reach=0), "between question")], ids=str)
+def test_the_salt_depends_on_what_the_policy_says(planner, policy, counts):
+    """Text between chunks reaches the KV of earlier ones by a choice among all chunks, or by drift; the question by
+    what it looks at."""
     put(planner, A), put(planner, B)
-    other = [*PROMPT[:-1], 1]
-    for policy, depends in ((NoRecompute(), False), (First(), False), (CacheBlend(), True), (Query(), True)):
-        salts = {salt_of(planner, ids, policy=policy.settings()) for ids in (PROMPT, other)}
-        assert len(salts) == 1 + depends
+    spans = [SPAN_A, (29, 59)]
+    salt = salt_of(planner, PREFIX + A + BETWEEN + B + QUESTION, spans, policy=policy)
+    between = salt_of(planner, PREFIX + A + [1, *BETWEEN[1:]] + B + QUESTION, spans, policy=policy)
+    question = salt_of(planner, PREFIX + A + BETWEEN + B + [1, *QUESTION[1:]], spans, policy=policy)
+    last = salt_of(planner, PREFIX + A + BETWEEN + B + [*QUESTION[:-1], 1], spans, policy=policy)
+    assert (between != salt) == ("between" in counts)
+    assert (question != salt) == ("question" in counts)
+    assert last == salt, "a pass does not see the last token"
+
+
+class Mine(Query):
+    """A user's class with another's name and settings, which another engine version may have selected otherwise."""
+
+
+def test_the_salt_depends_on_the_policys_class(planner):
+    put(planner, A)
+    assert salt_of(planner, policy=Mine()) != salt_of(planner, policy=Query())
+
+
+def test_a_policy_that_says_nothing_depends_on_everything():
+    class Silent(NoRecompute):
+        name = "silent"
+        depends_on = Policy.depends_on
+
+    assert Silent().depends_on == "prompt"
 
 
 def test_with_rows_chosen_by_the_question_the_salt_depends_on_where_it_begins(planner):
@@ -628,3 +658,52 @@ def test_the_exact_policy_uses_nothing_that_is_approximate(planner):
     assert plan.exact_tokens == len(PROMPT)
     neutral = plan_of(planner, spans=[SPAN_B], policy={"policy": "exact"}, ids=[7, *PROMPT[1:]])
     assert neutral.placements == []
+
+
+# What clients may choose.
+
+
+def test_a_policy_that_costs_more_than_a_prefill_is_refused_whoever_names_it(caplog):
+    costly = {"policy": "cacheblend", "ratio": 1.0, "policy_settings": {"check_layers": [1, 2, 3]}}
+    with pytest.raises(ConfigError, match="check_layers: its scoring passes may compute"):
+        make_planner(**costly)
+    planner = make_planner()
+    put(planner, A)
+    assert plan_of(planner, policy={"policy": "cacheblend", "ratio": 1.0, "check_layers": [1, 2, 3]}) is None
+    assert "check_layers" in caplog.text
+
+
+def test_where_clients_may_not_choose_a_policy_theirs_is_ignored_and_the_answer_says_so():
+    planner = make_planner(client_policy=False)
+    put(planner, A), put(planner, B)
+    plan = plan_of(planner, policy={"policy": "full"})
+    assert (plan.policy, plan.stats.policy) == (NoRecompute(), "none")
+    assert plan.stats.to_dict()["ignored"] == "policy: client_policy is off"
+    assert plan_of(planner).stats.ignored == ""
+
+
+def test_more_spans_than_allowed_end_in_a_full_prefill_before_they_are_sorted():
+    planner = make_planner(max_documents=2)
+    put(planner, A)
+    assert plan_of(planner, spans=[SPAN_A, SPAN_B]).placements
+    assert plan_of(planner, spans=[SPAN_A, SPAN_B, (55, 60)]) is None
+
+
+def test_chunks_of_a_salt_are_found_with_it_alone_and_those_of_the_namespace_by_all():
+    planner = make_planner()
+    theirs = scope_of(planner.config, "theirs")
+    put(planner, A, namespace=theirs, findable=True), put(planner, B)
+    for salt, first in ((None, (False, False, "not stored")), ("others", (False, False, "not stored")),
+                        ("theirs", (True, False, ""))):
+        plan = plan_of(planner, cache_salt=salt)
+        assert chunks_of(plan) == [first, (True, False, "")]
+        assert {missing.scope for missing in plan.missing} == ({scope_of(planner.config, salt)} if salt != "theirs"
+                                                               else set())
+    assert [chunk.start for chunk in plan_of(planner, spans=[], cache_salt="theirs").stats.chunks] == [5]
+    assert plan_of(planner, spans=[], cache_salt="others") is None
+
+
+def test_a_request_of_no_tenant_is_not_blended():
+    planner = make_planner(tenants="tenants.yaml")
+    put(planner, A), put(planner, B)
+    assert plan_of(planner, cache_salt="theirs") is None

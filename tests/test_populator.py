@@ -1,42 +1,111 @@
-"""When chunks that requests brought along are encoded."""
+"""When chunks that requests brought along are encoded, and how much of them in a step."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from blendrag.runtime.messages import Missing
+import pytest
+
+from blendrag.runtime.messages import EncodeReport, Missing
 from blendrag.runtime.planning.populator import Populator
 
 DECODES = SimpleNamespace(num_scheduled_tokens={"a": 1}, scheduled_new_reqs=[], total_num_scheduled_tokens=1)
 PREFILLS = SimpleNamespace(num_scheduled_tokens={"a": 2000}, scheduled_new_reqs=[None], total_num_scheduled_tokens=2000)
 IDLE = SimpleNamespace(num_scheduled_tokens={}, scheduled_new_reqs=[], total_num_scheduled_tokens=0)
 
+TOKENS_PER_SECOND = 4000
+REQUEST: Any = SimpleNamespace(num_output_tokens=1, is_finished=lambda: False)
 
-def populator(*lengths: int, stored: frozenset[str] = frozenset()) -> Populator:
+
+def chunk(length: int) -> Missing:
+    return Missing(list(range(length)), False, "default")
+
+
+def populator(*lengths: int, stored: frozenset[str] = frozenset(), **settings: int) -> Populator:
     """With chunks of so many tokens, each named by its length."""
-    queue = Populator(lambda missing: str(len(missing.ids)), lambda keys: set(keys) & stored)
-    request: Any = SimpleNamespace(num_output_tokens=1, is_finished=lambda: False)
-    queue.add(request, [Missing(list(range(length)), is_prefix=False) for length in lengths])
+    limits = {"max_tokens": 4000, "step_tokens": 512, "queue_tokens": 10_000} | settings
+    queue = Populator(lambda missing: str(len(missing.ids)), lambda keys: set(keys) & stored, **limits)
+    queue.add(REQUEST, [chunk(length) for length in lengths])
     return queue
 
 
-def taken(queue: Populator, step: Any) -> list[int]:
-    found = [len(missing.ids) for missing in queue.take(step)]
-    queue.done()
-    return found
+class Worker:
+    """Computes what it is asked for, so many tokens a second."""
+
+    def __init__(self, queue: Populator) -> None:
+        self.queue = queue
+        self.rows: list[int] = []
+        self.stored: list[int] = []
+
+    def step(self, step: Any, rate: float = TOKENS_PER_SECOND) -> int:
+        """The rows that a step computes."""
+        chunks, budget = self.queue.take(step)
+        self.rows += [len(missing.ids) for missing in chunks]
+        self.stored += [len(missing.ids) for missing in chunks]
+        if not budget:
+            return 0
+        rows, done = min(budget, sum(self.rows)), 0
+        left = rows
+        while self.rows and left >= self.rows[0]:
+            left -= self.rows.pop(0)
+            done += 1
+        if left:
+            self.rows[0] -= left
+        self.queue.done(EncodeReport(done, rows, rows / rate))
+        return rows
 
 
-def test_a_step_that_decodes_takes_few_and_an_idle_one_many() -> None:
-    assert taken(populator(200, 250, 300), DECODES) == [200, 250]
-    assert taken(populator(600, 250), DECODES) == [600], "one at least, however long"
-    assert taken(populator(200, 250, 300), IDLE) == [200, 250, 300]
-    assert taken(populator(200, 250, stored=frozenset({"200"})), DECODES) == [250]
+def test_a_step_beside_a_request_takes_no_longer_than_a_tenth_of_a_second_however_long_the_chunk() -> None:
+    worker = Worker(populator(3000, 100))
+    rows = [worker.step(DECODES) for _ in range(12)]
+    assert rows == [32, 400, 400, 400, 400, 400, 400, 400, 268, 0, 0, 0]
+    assert worker.stored == [3000, 100]
+
+
+def test_a_fast_machine_encodes_the_configured_number_of_tokens() -> None:
+    worker = Worker(populator(3000))
+    assert [worker.step(DECODES, rate=100_000) for _ in range(3)] == [32, 512, 512]
+
+
+def test_an_idle_step_takes_more_and_is_bounded_for_the_sake_of_who_comes_next() -> None:
+    worker = Worker(populator(3000))
+    assert [worker.step(IDLE) for _ in range(5)] == [32, 1000, 1000, 968, 0]
+
+
+def test_what_is_stored_meanwhile_is_not_encoded() -> None:
+    worker = Worker(populator(200, 250, stored=frozenset({"200"})))
+    assert [worker.step(IDLE), worker.step(IDLE)] == [32, 218]
+    assert worker.stored == [250]
+    assert not worker.queue.pending
 
 
 def test_where_every_step_computes_prompts_chunks_have_a_turn_now_and_then() -> None:
-    queue = populator(400, 300, 200)
-    when = {step: found for step in range(60) if (found := taken(queue, PREFILLS))}
-    assert list(when.values()) == [[400], [300, 200]]
-    first, second = when
-    assert second - first > 10
+    worker = Worker(populator(400))
+    steps = [step for step in range(60) if worker.step(PREFILLS)]
+    assert steps == [16, 33]
+
+
+def test_a_chunk_that_the_model_has_no_positions_for_is_not_encoded() -> None:
+    assert not populator(4001).pending
+    assert not populator(10_001, max_tokens=200_000).pending, "nor one that is longer than the queue"
+
+
+def test_the_oldest_chunks_leave_a_full_queue_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    queue = populator(*range(1000, 1020))
+    worker = Worker(queue)
+    while queue.pending:
+        worker.step(IDLE)
+    assert worker.stored == list(range(1011, 1020))
+    assert queue.dropped == 11
+    assert "chunks that requests brought were computed, not stored" in caplog.text
+
+
+def test_chunks_under_way_do_not_leave_the_queue() -> None:
+    queue = populator(3000)
+    worker = Worker(queue)
+    worker.step(DECODES)
+    queue.add(REQUEST, [chunk(length) for length in (3500, 3600)])
+    while queue.pending:
+        worker.step(IDLE)
+    assert worker.stored == [3000, 3600]

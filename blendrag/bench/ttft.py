@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from blendrag.bench.texts import Vocabulary
 from blendrag.engine import BlendEngine
 from blendrag.prompt import BlendPrompt, Chunk
 
@@ -77,32 +78,24 @@ class _PromptMaker:
     def __init__(self, engine: BlendEngine, tokens: int, share: float, chunk_tokens: int) -> None:
         self._engine = engine
         self._random = random.Random(0)
+        self._vocabulary = Vocabulary(engine.tokens)
         count = max(1, round(tokens * share / chunk_tokens))
-        self.chunks = [self._text(round(tokens * share / count)) for _ in range(count)]
+        length = round(tokens * share / count)
+        self.chunks = [self._vocabulary.text(f"chunk {number}", length) for number in range(count)]
         rest = tokens - sum(len(engine.tokens.chunk_ids(chunk)) for chunk in self.chunks)
-        self.prefix = self._text(max(1, rest - _QUESTION_TOKENS))
+        self.prefix = self._vocabulary.text("prefix", max(1, rest - _QUESTION_TOKENS))
 
     def run(self, policy: str | None, ratio: float | None, number: int) -> Any:
         """One new prompt; its output, first token only."""
         from vllm import SamplingParams
 
         chunks = self._random.sample(self.chunks, len(self.chunks))
-        prompt = BlendPrompt(self.prefix, *map(Chunk, chunks), self._text(_QUESTION_TOKENS))
+        question = self._vocabulary.text(f"question {policy} {number}", _QUESTION_TOKENS)
+        prompt = BlendPrompt(self.prefix, *map(Chunk, chunks), question)
         how = {"blend": False} if policy == "plain" else {"policy": policy, "ratio": ratio}
-        [output] = self._engine.generate(prompt, SamplingParams(max_tokens=1, temperature=0, detokenize=False),
-                                         cache_salt=f"{policy} {number}", **how)
+        self._engine.reset_prefix_cache()
+        [output] = self._engine.generate(prompt, SamplingParams(max_tokens=1, temperature=0, detokenize=False), **how)
         return output
-
-    def _text(self, tokens: int) -> str:
-        """Text of about so many tokens, made of words of the model's own vocabulary."""
-        tokenizer = self._engine.tokenizer
-        ids = [self._random.randrange(1000, min(len(tokenizer), 40000)) for _ in range(tokens)]
-        text: str = tokenizer.decode(ids, skip_special_tokens=True)
-        while len(exact := self._engine.tokens.chunk_ids(text)) > tokens:
-            text = tokenizer.decode(exact[:tokens])
-            if len(self._engine.tokens.chunk_ids(text)) >= len(exact):
-                break
-        return text
 
 
 def table(figures: Sequence[Figure]) -> Table:

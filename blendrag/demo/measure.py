@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -61,24 +60,24 @@ class Measurement:
 def measure(engine: BlendEngine, question: str, chunks: Sequence[DocumentChunk], answer_tokens: int) -> Measurement:
     """Asks the engine, whose store holds the chunks, in each of the three ways, in turns.
 
-    Every timed request has a cache salt of its own: vLLM's prefix cache, which is on, knows nothing of it.  The
-    answer and the distribution come from untimed requests that share the last timed one's salt.
+    vLLM's prefix cache, which is on, is emptied before each timed request.  The answer and the distribution come from
+    untimed requests.
     """
     prompt = build_prompt(engine.tokenizer, question, chunks)
     unknown = scrambled(prompt)
     full, cold, warm = [], [], []
     for _ in range(REPEATS):
-        salt = uuid.uuid4().hex
-        full.append(_ask(engine, prompt, salt, blend=False))
-        cold.append(_ask(engine, unknown, salt + "-cold"))
-        warm.append(_ask(engine, prompt, salt + "-warm"))
+        full.append(_ask_anew(engine, prompt, blend=False))
+        cold.append(_ask_anew(engine, unknown))
+        warm.append(_ask_anew(engine, prompt))
     if any(output.stats.reused_tokens for output in cold):
         raise BlendError("stored KV was found for a prompt that should have none: report it, with the document")
     # The penalty, the same for both, keeps the small model from repeating itself; the first token does not feel it.
     answer: dict[str, Any] = {"max_tokens": answer_tokens, "frequency_penalty": 0.5}
-    answer_full = _ask(engine, prompt, salt, blend=False, **answer).text
-    answer_blend = _ask(engine, prompt, salt + "-warm", **answer).text
-    kl = divergence(_distribution(engine, prompt, salt, blend=False), _distribution(engine, prompt, salt + "-warm"))
+    answer_blend = _ask(engine, prompt, **answer).text
+    blended = _distribution(engine, prompt)
+    answer_full = _ask_anew(engine, prompt, blend=False, **answer).text
+    kl = divergence(_distribution(engine, prompt, blend=False), blended)
     stats = warm[-1].stats
     return Measurement(
         question=question, chunks=tuple(chunks), answer_full=answer_full.strip(), answer_blend=answer_blend.strip(),
@@ -90,20 +89,26 @@ def measure(engine: BlendEngine, question: str, chunks: Sequence[DocumentChunk],
 def warm_up(engine: BlendEngine, question: str, chunks: Sequence[DocumentChunk]) -> None:
     """One request of each kind, so that what is compiled and allocated at first use is not in the measurement."""
     prompt = build_prompt(engine.tokenizer, question, chunks)
-    _ask(engine, prompt, uuid.uuid4().hex, blend=False)
-    _ask(engine, prompt, uuid.uuid4().hex)
+    _ask_anew(engine, prompt, blend=False)
+    _ask_anew(engine, prompt)
 
 
-def _ask(engine: BlendEngine, prompt: BlendPrompt, salt: str, *, blend: bool = True, max_tokens: int = 1,
+def _ask_anew(engine: BlendEngine, prompt: BlendPrompt, **how: Any) -> BlendOutput:
+    """`_ask`, with nothing of the prompt in vLLM's prefix cache."""
+    engine.reset_prefix_cache()
+    return _ask(engine, prompt, **how)
+
+
+def _ask(engine: BlendEngine, prompt: BlendPrompt, *, blend: bool = True, max_tokens: int = 1,
          **settings: Any) -> BlendOutput:
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens, **settings)
-    return engine.generate(prompt, params, blend=blend, cache_salt=salt)[0]
+    return engine.generate(prompt, params, blend=blend)[0]
 
 
-def _distribution(engine: BlendEngine, prompt: BlendPrompt, salt: str, blend: bool = True) -> Distribution:
-    output = _ask(engine, prompt, salt, blend=blend, logprobs=-1, detokenize=False)
+def _distribution(engine: BlendEngine, prompt: BlendPrompt, blend: bool = True) -> Distribution:
+    output = _ask(engine, prompt, blend=blend, logprobs=-1, detokenize=False)
     found = output.outputs[0].logprobs[0]
     return Distribution(np.fromiter(found, np.int64), np.array([one.logprob for one in found.values()]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,13 +112,14 @@ def expected_along(engine: BlendEngine, prompt: BlendPrompt, setting: Setting, t
 
 def request(engine: BlendEngine, prompt: BlendPrompt, setting: Setting, params: Any, *,
             explain: bool = False) -> BlendOutput:
-    """One request, whose KV comes from a pass of its own: vLLM's prefix cache, which is on, knows nothing of its salt.
+    """One request, whose KV comes from a pass of its own: vLLM's prefix cache, which is on, is emptied before it.
 
     Raises:
         BlendError: the prompt does not fit the model, or the request was not answered in this way.
     """
     how: dict[str, Any] = {"blend": False} if setting.policy is None else {"policy": setting.policy, "explain": explain}
-    [output] = engine.generate(prompt, params, cache_salt=uuid.uuid4().hex, **how)
+    engine.reset_prefix_cache()
+    [output] = engine.generate(prompt, params, **how)
     stats = output.stats
     if stats.failure:
         raise BlendError(f"the blend pass failed ({stats.failure}): report it, if memory was not short")

@@ -14,8 +14,8 @@ from blendrag.policies import Policy
 logger = logging.getLogger(__name__)
 
 _POLICIES = 64
-"""Behind a server anybody can name policies.  Of more than that, the one that was asked for longest ago is forgotten,
-one that is as asked before one that is not."""
+"""Clients of a server can name any number of policies.  Of more than that, the one that was asked for longest ago is
+forgotten, one that is as asked before one that is not, and never the default."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,14 @@ class _Watched:
 
 
 class Monitor:
-    """Tells what requests get, and what the audits of it found."""
+    """Tells what requests get, and what the audits of it found.
+
+    Attributes:
+        default: the policy of requests that name none.
+    """
 
     def __init__(self, guard: QualityGuard) -> None:
+        self.default: Policy | None = None
         self._guard = guard
         self._policies: OrderedDict[Policy, _Watched] = OrderedDict()
 
@@ -92,15 +97,16 @@ class Monitor:
         return told
 
     def _of(self, policy: Policy) -> _Watched:
-        if policy not in self._policies and len(self._policies) == _POLICIES:
+        if policy not in self._policies and len(self._policies) >= _POLICIES:
             self._forget_one()
         watched = self._policies.setdefault(policy, _Watched(policy, self._guard))
         self._policies.move_to_end(policy)
         return watched
 
     def _forget_one(self) -> None:
-        fine = (policy for policy, watched in self._policies.items() if watched.ladder.level is Level.AS_ASKED)
-        del self._policies[next(fine, next(iter(self._policies)))]
+        others = [policy for policy in self._policies if policy != self.default]
+        fine = (policy for policy in others if self._policies[policy].ladder.level is Level.AS_ASKED)
+        del self._policies[next(fine, others[0])]
 
     def _tell(self, policy: Policy, ladder: Ladder) -> None:
         logger.log(logging.INFO if ladder.level is Level.AS_ASKED else logging.WARNING,

@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from blendrag.policies import Policy
 from blendrag.stats import BlendMap
 
 
@@ -39,22 +40,24 @@ class BlendJob:
         token_ids: the prompt without its last token, which vLLM computes itself; int64.
         placements: stored entries, in prompt order, not overlapping.
         question_start: first of the tokens whose attention a query-aware policy measures.
-        policy: `Policy.settings()`.
+        policy: chooses what is computed again.
         write_from: tokens before it are in the paged cache already, shared with other requests.
         block_ids: the request's blocks in the paged cache, per KV cache group.
         resumed: vLLM had preempted the request, and it is blended again.
         explain: report token by token.
+        fingerprint: what the placements' entries are named after.  A worker that has another one by now uses none.
     """
 
     request_id: str
     token_ids: npt.NDArray[np.int64]
     placements: list[Placement]
     question_start: int
-    policy: dict[str, Any]
+    policy: Policy
     write_from: int
     block_ids: tuple[list[int], ...]
     resumed: bool = False
     explain: bool = False
+    fingerprint: str = ""
 
 
 @dataclass
@@ -63,7 +66,8 @@ class BlendReport:
 
     `damaged` names entries that were planned with and could not be had when they were needed.  After a `failure` the
     request was computed in full; `unwritten` are the blocks of one for which that failed too.  `resumed` is the job's.
-    `map` is there where the job asks for it.
+    `map` is there where the job asks for it.  `outdated`: the job's entries belong to weights that the model no longer
+    has, or to the time before a reset.
     """
 
     row_layers: int = 0
@@ -77,6 +81,7 @@ class BlendReport:
     unwritten: list[int] = field(default_factory=list)
     resumed: bool = False
     map: BlendMap | None = None
+    outdated: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,17 +89,18 @@ class Audit:
     """A request of which the first token's distribution is to be compared: blended, and in full.
 
     Attributes:
-        asked: settings of the policy that the request asked for.
-        policies: settings of the policies to compare.
+        asked: the policy that the request asked for.
+        policies: those to compare.
         token_ids: the whole prompt; int64.
-        placements, question_start: see `BlendJob`.
+        placements, question_start, fingerprint: see `BlendJob`.
     """
 
-    asked: dict[str, Any]
-    policies: list[dict[str, Any]]
+    asked: Policy
+    policies: list[Policy]
     token_ids: npt.NDArray[np.int64]
     placements: list[Placement]
     question_start: int
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,10 +120,26 @@ class AuditResult:
 
 @dataclass(frozen=True)
 class Missing:
-    """A chunk, or the prefix of a prompt, that is not stored; as token ids."""
+    """A chunk, or the prefix of a prompt, that is not stored; as token ids.  `scope`: where it will be."""
 
     ids: list[int]
     is_prefix: bool
+    scope: str
+
+
+@dataclass
+class EncodeReport:
+    """What a step did for `BlendMetadata.encode`, these and earlier ones.
+
+    Attributes:
+        done: chunks that are done with, stored or not, in order.
+        rows: rows computed.
+        seconds: what that took.
+    """
+
+    done: int = 0
+    rows: int = 0
+    seconds: float = 0.0
 
 
 @dataclass
@@ -125,26 +147,33 @@ class BlendMetadata(KVConnectorMetadata):
     """Scheduler to worker: the jobs of this step, and what nobody waits for.
 
     Attributes:
-        encode: chunks to encode for later steps, behind the attention sink `sink_ids`.
-        audits: requests to check.
+        encode: chunks to encode from this step on, behind the attention sink `sink_ids`.
+        encode_rows: of them and of earlier ones, rows to compute in this step at most.
+        audits: requests to check from this step on.
+        audit_rows: of them and of earlier ones, rows to compute in this step, and what is left of a forward.
         quality: what the quality guard knows (`Quality` as mappings), where that has changed.
+        generation: `Fingerprint.generation`.
     """
 
     jobs: list[BlendJob] = field(default_factory=list)
     encode: list[Missing] = field(default_factory=list)
+    encode_rows: int = 0
     sink_ids: list[int] = field(default_factory=list)
     audits: list[Audit] = field(default_factory=list)
+    audit_rows: int = 0
     quality: list[dict[str, Any]] | None = None
+    generation: str = ""
 
 
 @dataclass
 class BlendReports(KVConnectorWorkerMetadata):
-    """Worker to scheduler: reports by request id, results of audits in their order, and how many chunks of
-    `BlendMetadata.encode` are done with."""
+    """Worker to scheduler: reports by request id, results of audits in their order, and what was encoded, where a
+    step was asked for it.  `model`: `Fingerprint.model`, where that has changed."""
 
     reports: dict[str, BlendReport] = field(default_factory=dict)
-    encoded: int = 0
+    encoded: EncodeReport | None = None
     audits: list[AuditResult] = field(default_factory=list)
+    model: str = ""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> BlendReports:
         """All ranks pick the same rows, so the first rank's report stands; a failure anywhere counts."""
@@ -155,7 +184,7 @@ class BlendReports(KVConnectorWorkerMetadata):
             mine.unwritten = mine.unwritten or report.unwritten
         self.audits = [max(pair, key=lambda result: (bool(result.failure), len(result.kl)))
                        for pair in zip(self.audits, other.audits, strict=True)]
-        return self  # every rank encodes the same chunks
+        return self  # every rank encodes the same chunks, and has the same fingerprint
 
 
 @dataclass
@@ -163,7 +192,7 @@ class ModelFacts(KVConnectorHandshakeMetadata):
     """Worker to scheduler, once at start-up.
 
     Attributes:
-        fingerprint: identifies the weights, dtype, rope and tensor-parallel layout that KV belongs to.
+        fingerprint: identifies the model that KV belongs to; see `blendrag.runtime.model.identity`.
         num_layers: attention layers.
         ranks: tensor-parallel ranks, each of which keeps its own heads.
     """

@@ -13,11 +13,20 @@ import pytest
 import pytest_asyncio
 
 from blendrag import AsyncBlendEngine, BlendConfig, BlendEngine, BlendOutput, BlendPrompt, Chunk, SamplingParams
+from blendrag.bench.load.engine_client import EngineClient
+from blendrag.bench.load.figures import Figures, Goal
+from blendrag.bench.load.prompts import Lengths, Prompts
+from blendrag.bench.load.run import Load, Traffic, run
+from blendrag.bench.load.turns import Conversations, Style, converse
+from blendrag.bench.load.workload import Workload
+from blendrag.bench.texts import Vocabulary
 from blendrag.errors import ConfigError, EngineClosedError, ModelError, PromptError, StoreError
 from blendrag.runtime.compat import output_handler
+from tests.engine.policies import Broken, Last
 from tests.engine.test_process import without_weights
 from tests.engine.test_reuse import fresh, prompt
 from tests.engine.texts import PASSAGES, QUESTION, SYSTEM
+from tests.engine.together import forget_blocks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,7 +41,8 @@ PROMPTS: list[Any] = [prompt(0, 1), prompt(3, 2, 1), "Once upon a time", BlendPr
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def running(smollm2: Path) -> AsyncIterator[AsyncBlendEngine]:
-    async with AsyncBlendEngine(str(smollm2), **SETTINGS) as engine:
+    config = BlendConfig(policies=("tests.engine.policies:Last",))
+    async with AsyncBlendEngine(str(smollm2), config=config, **SETTINGS) as engine:
         await engine.encode(PASSAGES)
         await engine.encode(PASSAGES[:1], prefix=SYSTEM)
         yield engine
@@ -42,6 +52,12 @@ def unfinished(engine: AsyncBlendEngine) -> int:
     """Requests that vLLM has not ended."""
     assert engine._started is not None
     return int(engine._started.result()[0]._llm.output_processor.get_num_unfinished_requests())
+
+
+async def forget_all_blocks(engine: AsyncBlendEngine) -> None:
+    """Empties vLLM's prefix cache."""
+    process, _ = await engine._start()
+    assert await process._llm.reset_prefix_cache()
 
 
 def logprobs(output: BlendOutput) -> list[float]:
@@ -59,9 +75,10 @@ async def test_it_answers_as_the_embedded_engine_does(running: AsyncBlendEngine,
                                                       how: dict[str, Any]) -> None:
     engine.encode(PASSAGES)
     engine.encode(PASSAGES[:1], prefix=SYSTEM)
-    salt = fresh()
-    expected = engine.generate(PROMPTS, GREEDY, cache_salt=salt, **how)
-    found = await running.complete(PROMPTS, GREEDY, cache_salt=salt, **how)
+    forget_blocks(engine)
+    expected = engine.generate(PROMPTS, GREEDY, **how)
+    await forget_all_blocks(running)
+    found = await running.complete(PROMPTS, GREEDY, **how)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.text == theirs.text
         assert logprobs(ours) == pytest.approx(logprobs(theirs), abs=1e-3)
@@ -71,23 +88,29 @@ async def test_it_answers_as_the_embedded_engine_does(running: AsyncBlendEngine,
 
 async def test_with_all_rows_it_equals_plain_vllm(running: AsyncBlendEngine) -> None:
     plain = await running.complete(PROMPTS, GREEDY, blend=False, cache_salt=fresh())
-    full = await running.complete(PROMPTS, GREEDY, policy="full", cache_salt=fresh())
+    await forget_all_blocks(running)
+    full = await running.complete(PROMPTS, GREEDY, policy="full")
     assert [output.text for output in full] == [output.text for output in plain]
     assert [output.stats.chunks_found for output in full] == [2, 3, 0, 0, 2]
     assert full[0].stats.recomputed_tokens > 0
 
 
 async def test_eight_tasks_at_once_are_answered_as_one_by_one(running: AsyncBlendEngine) -> None:
-    prompts = [prompt(n % 6, (n + 1) % 6) for n in range(8)]
-    apart = [(await running.complete(p, SHORT, cache_salt=fresh()))[0] for p in prompts]
+    prompts = [prompt(n % 6, (n + 1 + n // 6) % 6) for n in range(8)]
+    apart = []
+    for one in prompts:
+        await forget_all_blocks(running)
+        apart += await running.complete(one, SHORT)
+    await forget_all_blocks(running)
     before = running.stats.requests
-    together = await asyncio.gather(*(running.complete(p, SHORT, cache_salt=fresh()) for p in prompts))
+    together = await asyncio.gather(*(running.complete(p, SHORT) for p in prompts))
     assert [output.text for [output] in together] == [output.text for output in apart]
     assert [output.stats.chunks_reused for [output] in together] == [2] * 8
     assert running.stats.requests == before + 8
 
 
 async def test_a_generator_yields_the_output_so_far(running: AsyncBlendEngine) -> None:
+    await forget_all_blocks(running)
     outputs = [output async for output in running.generate(prompt(0, 1), GREEDY, request_id="mine")]
     assert len(outputs) > 3
     assert [output.finished for output in outputs[-2:]] == [False, True]
@@ -99,6 +122,63 @@ async def test_a_generator_yields_the_output_so_far(running: AsyncBlendEngine) -
 async def test_several_samples_of_one_prompt(running: AsyncBlendEngine) -> None:
     [output] = await running.complete(prompt(0, 1), SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=4))
     assert [len(sample.token_ids) for sample in output.outputs] == [4, 4, 4]
+
+
+async def test_a_load_reuses_what_is_stored_and_its_tokens_add_up(running: AsyncBlendEngine) -> None:
+    workload = Workload(requests=3, documents=4, per_request=3)
+    tokens = await running.tokens()
+    prompts = Prompts(Vocabulary(tokens), Lengths(document=40, system=20, answer=3), workload.documents)
+    await EngineClient(running, blend=True).store([prompts.document(number) for number in range(4)], prompts.prefix,
+                                                  anywhere=False, at_once=3)
+    requests = workload.arrange()
+    traffic = Traffic(requests, prompts.requests(requests), 3, prompts.short, neighbours=1, probe_rate=5)
+    load, goal = Load(rate=10), Goal(ttft_ms=60_000)
+    figures = {blend: Figures.of(str(blend), load, await run(EngineClient(running, blend), traffic, load), goal)
+               for blend in (False, True)}
+    plain, blended = figures[False].ledger, figures[True].ledger
+    assert plain.prompt == blended.prompt == sum(len(tokens(prompt).ids) for prompt in traffic.prompts)
+    assert plain.reused == 0
+    assert (blended.reused or 0) > 0.5 * blended.prompt > blended.computed
+    for one in figures.values():
+        assert (one.failed, one.goodput) == (0, one.throughput)
+        assert one.gaps
+        assert one.tpot
+
+
+async def test_conversations_are_measured_turn_by_turn(running: AsyncBlendEngine) -> None:
+    conversations = Conversations(count=1, turns=2, per_turn=2, pool=4)
+    lengths = Lengths(document=100, system=20, answer=2)
+    prompts = Prompts(Vocabulary(await running.tokens()), lengths, conversations.pool)
+    clients = {arm: EngineClient(running, arm == "blended") for arm in ("plain", "blended")}
+    await clients["blended"].store([prompts.document(number) for number in range(4)], prompts.prefix, anywhere=True,
+                                   at_once=2)
+    first, second, whole = await converse(clients, conversations, Style.ACCUMULATED, prompts, 2)
+    assert [figure.turn for figure in (first, second, whole)] == [1, 2, None]
+    assert first.prompt_tokens + second.prompt_tokens == whole.prompt_tokens
+    assert first.computed["plain"] == 1 > second.computed["plain"]  # the prefix cache holds the first turn
+    assert first.computed["blended"] < 0.5
+
+
+async def test_the_prefix_cache_is_emptied_once_no_request_uses_it(running: AsyncBlendEngine) -> None:
+    text = "Once upon a time there was a lighthouse. " * 30
+    await running.complete(text, SHORT)
+    [again] = await running.complete(text, SHORT)
+    outputs = running.generate(text, LONG)
+    await anext(outputs)
+    assert not await running.reset_prefix_cache()
+    await outputs.aclose()
+    await EngineClient(running, blend=False).reset()
+    [anew] = await running.complete(text, SHORT)
+    assert (again.stats.prefix_cached_tokens, anew.stats.prefix_cached_tokens) == (256, 0)
+
+
+async def test_a_policy_of_the_users_own_that_the_settings_list(running: AsyncBlendEngine) -> None:
+    for how in ({"policy": Last(tokens=5)}, {"policy": "last", "tokens": 5}):
+        await forget_all_blocks(running)
+        [output] = await running.complete(prompt(1, 2, 0), SHORT, **how)
+        assert (output.stats.policy, output.stats.recomputed_tokens) == ("last", 15)
+    with pytest.raises(ConfigError, match="do not know the policy class Broken: name it in the setting policies"):
+        await running.complete(prompt(0), SHORT, policy=Broken())
 
 
 async def test_a_cancelled_task_stops_its_requests(running: AsyncBlendEngine) -> None:

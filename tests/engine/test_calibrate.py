@@ -93,5 +93,6 @@ def test_engines_use_what_the_command_left_in_their_store(engine_pool: Any, smol
         engine.encode(PASSAGES[:3])
         [refused] = engine.generate(PROMPT, params)
         assert (refused.stats.policy, refused.stats.calibrated, refused.stats.chunks_reused) == ("exact", True, 0)
+        engine.reset_prefix_cache()  # what is cached and exact would be preferred
         [asked] = engine.generate(PROMPT, params, policy=Query(ratio=0.3))
         assert (asked.stats.policy, asked.stats.calibrated, asked.stats.chunks_reused) == ("query", False, 3)

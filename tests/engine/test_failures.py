@@ -14,6 +14,7 @@ import torch
 from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
 from tests.engine.families import FAMILIES, build
 from tests.engine.texts import PASSAGES, QUESTION
+from tests.engine.together import forget_blocks
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -79,25 +80,29 @@ def test_a_pass_that_fails(start: Any, family: str, error: Exception, caplog: py
     engine = start(family)
     expected = plain(engine, prompt(0, 1))
     before = engine.stats.failures
+    forget_blocks(engine)
     with failing(engine, error, times=1):
-        [output] = engine.generate(prompt(0, 1), GREEDY, policy="none", cache_salt=f"{family} {error}")
+        [output] = engine.generate(prompt(0, 1), GREEDY, policy="none")
     assert [output.token_ids] == expected
     assert output.stats.failure == f"{type(error).__name__}: {error}"
     assert [chunk.reason for chunk in output.stats.chunks] == ["pass failed"] * 2
     assert engine.stats.failures == before + 1
     told = [record for record in caplog.records if "failed, prefilling in full" in record.message]
     assert len(told) == 1
-    [again] = engine.generate(prompt(0, 1), GREEDY, policy="none", cache_salt="again")
+    forget_blocks(engine)
+    [again] = engine.generate(prompt(0, 1), GREEDY, policy="none")
     assert (again.stats.chunks_reused, again.stats.failure) == (2, "")
 
 
 def test_the_others_of_a_batch_do_not_notice(start: Any) -> None:
     engine = start()
     prompts = [prompt(0, 1), prompt(2, 3), prompt(4, 5)]
-    alone = [engine.generate(p, GREEDY, policy="none", cache_salt="alone")[0].token_ids for p in prompts]
+    forget_blocks(engine)
+    alone = [engine.generate(p, GREEDY, policy="none")[0].token_ids for p in prompts]
     exact = plain(engine, *prompts)
+    forget_blocks(engine)
     with failing(engine, RuntimeError("a kernel"), times=2):  # the joint pass, and the first one alone
-        outputs = engine.generate(prompts, GREEDY, policy="none", cache_salt="together")
+        outputs = engine.generate(prompts, GREEDY, policy="none")
     failed = [number for number, output in enumerate(outputs) if output.stats.failure]
     assert len(failed) <= 2
     for number, output in enumerate(outputs):
@@ -107,11 +112,12 @@ def test_the_others_of_a_batch_do_not_notice(start: Any) -> None:
 def test_a_full_pass_that_fails_too_is_left_to_vllm(start: Any) -> None:
     engine = start()
     expected = plain(engine, prompt(3, 1))
+    forget_blocks(engine)
     with failing(engine, RuntimeError("a kernel"), times=2):
-        [output] = engine.generate(prompt(3, 1), GREEDY, policy="none", cache_salt="twice")
+        [output] = engine.generate(prompt(3, 1), GREEDY, policy="none")
     assert [output.token_ids] == expected
     assert output.stats.failure == "RuntimeError: a kernel, then RuntimeError: a kernel"
-    [again] = engine.generate(prompt(3, 1), GREEDY, policy="none", cache_salt="twice")
+    [again] = engine.generate(prompt(3, 1), GREEDY, policy="none")
     assert again.stats.failure == ""
 
 
@@ -121,7 +127,8 @@ def test_files_that_are_damaged_or_gone(start: Any, tmp_path_factory: pytest.Tem
     files = {path.stem: path for path in (tmp_path_factory.getbasetemp() / "failing-store").rglob("*.safetensors")}
     files[keys[0]].write_bytes(files[keys[0]].read_bytes()[:-100])
     files[keys[1]].unlink()
-    [output] = engine.generate(prompt(0, 1, 2), GREEDY, policy="full", cache_salt="damaged")
+    forget_blocks(engine)
+    [output] = engine.generate(prompt(0, 1, 2), GREEDY, policy="full")
     assert [chunk.reason for chunk in output.stats.chunks] == ["damaged", "damaged", ""]
     assert [output.token_ids] == plain(engine, prompt(0, 1, 2))
     assert engine.stored(PASSAGES[:3]) == [False, False, True]
@@ -131,7 +138,10 @@ def test_a_store_that_vanishes_while_it_is_used(start: Any, tmp_path_factory: py
     engine = start()
     expected = plain(engine, prompt(5, 4))
     shutil.rmtree(tmp_path_factory.getbasetemp() / "failing-store")
-    outputs = [engine.generate(prompt(5, 4), GREEDY, policy="none", cache_salt=str(n))[0] for n in range(2)]
+    outputs = []
+    for _ in range(2):
+        forget_blocks(engine)
+        outputs += engine.generate(prompt(5, 4), GREEDY, policy="none")
     assert [output.token_ids for output in outputs] == expected * 2
     assert all(output.stats.chunks_reused == 0 for output in outputs)
     engine.close()

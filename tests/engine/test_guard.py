@@ -136,6 +136,8 @@ def test_audits_change_no_answer(engine: BlendEngine) -> None:
 
         return engine._start().call(swap)
 
+    for salt in ("a", "b"):
+        engine.encode(PASSAGES, cache_salt=salt)
     asked = prompts(12)
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=8, ignore_eos=True)
     with_audits = engine.generate(asked, params, cache_salt="a", ratio=0.22)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from blendrag import BlendEngine, BlendOutput, BlendPrompt, Chunk
+from tests.engine.conformance import assert_same, distribution
 from tests.engine.hard_cases import CASES, NEW_RULES, OLD_RULES
-from tests.engine.test_conformance import assert_same, distribution
-from tests.engine.test_reuse import FIRST, fresh
+from tests.engine.test_reuse import FIRST
 from tests.engine.texts import SYSTEM
+from tests.engine.together import forget_blocks
 
 GAINING = {"many short chunks": 0.7, "other languages": 0.7, "code": 0.7, "a long context": 0.7, "tables": 1.0}
 """Cases in which what is recomputed must bring the answer nearer to a full prefill's, even with 135M parameters: the
@@ -50,7 +51,8 @@ def test_recomputing_brings_the_answer_nearer_and_all_rows_reach_it(engine: Blen
     hows = {"plain": {"blend": False}, "none": {"policy": "none"}, "default": {}, "full": {"policy": "full"}}
     found = {}
     for name, how in hows.items():
-        outputs = engine.generate(list(cases.values()), FIRST, cache_salt=fresh(), **how)
+        forget_blocks(engine)
+        outputs = engine.generate(list(cases.values()), FIRST, **how)
         found[name] = dict(zip(cases, outputs, strict=True))
     assert_same(list(found["full"].values()), list(found["plain"].values()))
     for case in cases:
@@ -66,7 +68,8 @@ def test_each_text_is_found_as_itself_without_marks(engine: BlendEngine, cases: 
                                                     case: str) -> None:
     """Its near duplicates and older versions are stored, too."""
     text = BlendPrompt("".join(map(str, pieces(case, marked=False))))
-    [output] = engine.generate(text, FIRST, cache_salt=fresh())
+    forget_blocks(engine)
+    [output] = engine.generate(text, FIRST)
     tokens = engine.tokens
     reused = [output.prompt_token_ids[chunk.start : chunk.start + chunk.tokens] for chunk in output.stats.chunks
               if chunk.reused]
@@ -80,8 +83,9 @@ def test_an_edited_document_is_not_answered_from_its_old_version(engine: BlendEn
                                                                  cases: dict[str, BlendPrompt]) -> None:
     new = cases["an edited document"]
     old = BlendPrompt(*(Chunk(OLD_RULES) if part == Chunk(NEW_RULES) else part for part in new.parts))
-    answers = [engine.generate(prompt, FIRST, policy="full", cache_salt=fresh())[0] for prompt in (new, old)]
-    blended = [engine.generate(prompt, FIRST, cache_salt=fresh())[0] for prompt in (new, old)]
+    forget_blocks(engine)
+    answers = [engine.generate(prompt, FIRST, policy="full")[0] for prompt in (new, old)]
+    blended = [engine.generate(prompt, FIRST)[0] for prompt in (new, old)]
     assert [output.stats.chunks_reused for output in blended] == [3, 3]
     assert (distribution(blended[0]) - distribution(blended[1])).abs().max() > 1e-3
     assert (distribution(answers[0]) - distribution(answers[1])).abs().max() > 1e-3

@@ -64,8 +64,6 @@ def lora_engine(engine_pool: Any, folder: Path) -> BlendEngine:
 
 
 def test_a_batch_of_requests_with_and_without_adapters(lora_engine: BlendEngine, adapters: list[LoRARequest]) -> None:
-    lora_engine.encode(PASSAGES)
-
     def plain(adapter: LoRARequest | None) -> list[int]:
         [output] = lora_engine.generate(prompt(1, 0), GREEDY, blend=False, cache_salt=fresh(), lora_request=adapter)
         return output.token_ids
@@ -74,7 +72,10 @@ def test_a_batch_of_requests_with_and_without_adapters(lora_engine: BlendEngine,
     assert len({tuple(without), tuple(first), tuple(second)}) == 3, "adapters that say something"
     hows: list[dict[str, Any]] = [{"lora_request": adapters[0]}, {"policy": "full"}, {"lora_request": adapters[1]},
                                   {"policy": "full"}, {"blend": False}]
-    outputs = together(lora_engine, [prompt(1, 0)] * 5, GREEDY, [how | {"cache_salt": fresh()} for how in hows])
+    for how in hows:  # each in a scope of its own, so that none finds another's blocks
+        how["cache_salt"] = fresh()
+        lora_engine.encode(PASSAGES[:2], cache_salt=how["cache_salt"])
+    outputs = together(lora_engine, [prompt(1, 0)] * 5, GREEDY, hows)
     assert [output.token_ids for output in outputs] == [first, without, second, without, without]
     assert [output.stats.chunks_reused for output in outputs] == [0, 2, 0, 2, 0]
     assert [output.stats.failure for output in outputs] == [""] * 5
@@ -86,8 +87,9 @@ def test_chunks_are_encoded_without_the_adapters_of_the_last_batch(
         lora_engine: BlendEngine, adapters: list[LoRARequest]) -> None:
     """An entry made right after a request with an adapter is the base model's: where it is exact, so is the answer."""
     lora_engine.generate(prompt(2), GREEDY, lora_request=adapters[0])
-    lora_engine.encode(PASSAGES[2:3], prefix=SYSTEM)
-    [blended] = lora_engine.generate(prompt(2), GREEDY, policy="none", cache_salt=fresh())
+    salt = fresh()
+    lora_engine.encode(PASSAGES[2:3], prefix=SYSTEM, cache_salt=salt)
+    [blended] = lora_engine.generate(prompt(2), GREEDY, policy="none", cache_salt=salt)
     [plain] = lora_engine.generate(prompt(2), GREEDY, blend=False, cache_salt=fresh())
     assert [chunk.exact for chunk in blended.stats.chunks] == [True]
     assert blended.token_ids == plain.token_ids

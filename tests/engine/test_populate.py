@@ -6,15 +6,20 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from blendrag import DELIMITER, BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
+from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams, mark_chunks
+from blendrag.errors import PromptError
+from blendrag.runtime.compat import scheduler_connector
+from blendrag.runtime.passes.lanes import EncodeLane
 from tests.engine.families import FAMILIES, build
 from tests.engine.test_reuse import fresh
 from tests.engine.texts import QUESTION
+from tests.helpers import make_request
 
-ROWS = 256
+ROWS, STEP = 256, 64
 SHORT = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
@@ -26,8 +31,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine(engine_pool: Any, tiny: Path) -> BlendEngine:
     return engine_pool.get(  # type: ignore[no-any-return]
-        tiny, config=BlendConfig(populate="on_miss"), dtype="float32", enforce_eager=True, max_model_len=1024,
-        kv_cache_memory_bytes=2**26, max_num_batched_tokens=ROWS, max_num_seqs=16)
+        tiny, config=BlendConfig(populate="on_miss", populate_step_tokens=STEP), dtype="float32", enforce_eager=True,
+        max_model_len=1024, kv_cache_memory_bytes=2**26, max_num_batched_tokens=ROWS, max_num_seqs=16)
 
 
 def prompt(*chunks: str) -> BlendPrompt:
@@ -41,14 +46,14 @@ def watch(engine: BlendEngine) -> list[list[int]]:
     asked: list[list[int]] = []
 
     def listen(_: Any) -> None:
-        encoder: Any = get_kv_transfer_group().encoder
-        populate = type(encoder).populate.__get__(encoder)
+        populating: Any = get_kv_transfer_group().populating
+        advance = type(populating).advance.__get__(populating)
 
-        def watched(missing: list[Any], sink_ids: list[int]) -> None:
+        def watched(missing: list[Any], sink_ids: list[int], rows: int) -> Any:
             asked.extend(chunk.ids for chunk in missing if not chunk.is_prefix)
-            populate(missing, sink_ids)
+            return advance(missing, sink_ids, rows)
 
-        encoder.populate = watched
+        populating.advance = watched
 
     engine._start().call(listen)
     return asked
@@ -85,9 +90,9 @@ def test_what_requests_bring_is_stored_whole_and_as_if_it_stood_alone(engine: Bl
         torch.testing.assert_close((found.k, found.v), (expected.k, expected.v), rtol=1e-4, atol=1e-4)
 
 
-def test_a_delimiter_marks_chunks_too(engine: BlendEngine) -> None:
+def test_marks_in_text_make_chunks_too(engine: BlendEngine) -> None:
     text = fresh()
-    engine.generate(f"Read. {DELIMITER}{text}{DELIMITER} What is it?", SHORT)
+    engine.generate(f"Read. {mark_chunks([text])} What is it?", SHORT)
     engine.flush()
     assert engine.stored([text]) == [True]
 
@@ -147,21 +152,21 @@ def test_what_cannot_be_encoded_is_not_tried_for_ever(engine: BlendEngine, caplo
 
     text = fresh()
     encoder: Any = engine._start().call(lambda _: get_kv_transfer_group().encoder)
-    encode, failures = encoder.encode, []
+    lane, failures = encoder.lane, []
 
     def fail(*_: Any, **__: Any) -> None:
         failures.append(1)
         raise RuntimeError("no kernel")
 
-    encoder.encode = fail
+    encoder.lane = fail
     try:
         [output] = engine.generate(prompt(text), SHORT)
         engine.flush()
     finally:
-        encoder.encode = encode
+        encoder.lane = lane
     assert (len(output.token_ids), len(failures)) == (3, 1)
     assert engine.stored([text]) == [False]
-    assert "chunks of a request could not be stored: no kernel" in caplog.text
+    assert "1 chunks of requests could not be stored: no kernel" in caplog.text
 
 
 def test_a_prefix_that_comes_again_is_stored_too(engine: BlendEngine) -> None:
@@ -169,11 +174,91 @@ def test_a_prefix_that_comes_again_is_stored_too(engine: BlendEngine) -> None:
     asked = [BlendPrompt(system, Chunk(fresh()), QUESTION) for _ in range(3)]
     rows = []
     for question in (asked[0], asked[0], asked[1], asked[2], asked[2]):
-        [output] = engine.generate(question, SHORT, policy="none", cache_salt=fresh())
+        engine._start().call(lambda vllm: vllm.reset_prefix_cache())
+        [output] = engine.generate(question, SHORT, policy="none")
         engine.flush()
         rows.append(output.stats.rows)
     assert rows[1] > 0.5, "the chunk is reused, the prefix computed"
     assert rows[4] < 0.3, "both are stored"
+
+
+def test_a_long_chunk_is_encoded_in_pieces_between_a_neighbours_tokens_as_if_in_one(engine: BlendEngine) -> None:
+    text = fresh() * 5
+    pieces: list[int] = []
+
+    def watch_rows(_: Any) -> Any:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        forward: Any = get_kv_transfer_group().encoder.forward
+        run_tile = type(forward).run_tile.__get__(forward)
+
+        def watched(tile: list[Any]) -> None:
+            pieces.extend(part.rows.stop - part.rows.start for lane, part in tile if isinstance(lane, EncodeLane))
+            run_tile(tile)
+
+        forward.run_tile = watched
+        return forward
+
+    forward = engine._start().call(watch_rows)
+    neighbour = engine.stream("Go on.", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
+    next(neighbour)
+    engine.generate(prompt(text), SHORT)
+    while not engine.stored([text])[0]:
+        next(neighbour)
+    neighbour.close()
+    del forward.run_tile
+    [brought] = engine.encode([text])
+    length = brought.tokens
+    assert sum(pieces) - length <= 1, "and the sink"
+    assert max(pieces) <= STEP < length
+    found = engine.store.get(brought.key)
+    engine.forget([text])
+    [whole] = engine.encode([text])
+    expected = engine.store.get(whole.key)
+    assert (brought.new, whole.new, whole.key) == (False, True, brought.key)
+    torch.testing.assert_close((found.k, found.v), (expected.k, expected.v), rtol=1e-4, atol=1e-4)
+
+
+def test_a_document_that_the_model_has_no_positions_for_is_not_encoded(engine: BlendEngine) -> None:
+    """Its edges may be missing in the prompt, so it may be longer than the longest prompt."""
+    limit = engine.max_model_len
+    words = engine.tokens.chunk_ids(fresh() * 30)
+    document = words[: limit + 4]
+    prompt_ids = document[7 : 7 + limit - 4]
+
+    def ask(vllm: Any) -> None:
+        planner = scheduler_connector(vllm).planner
+        plan = planner.plan(make_request(prompt_ids), documents=[np.array(document, np.int64)])
+        assert [chunk.reason for chunk in plan.stats.chunks] == ["not stored"]
+        assert [len(missing.ids) for missing in plan.missing] == [limit + 4]
+        scheduler_connector(vllm).populator.add(make_request([1]), plan.missing)
+        assert not scheduler_connector(vllm).populator._chunks
+
+    engine._start().call(ask)
+    with pytest.raises(PromptError, match=f"the model takes {limit}"):
+        engine._rpc("blendrag_encode", "default", [document], engine.tokens.sink_ids, True)
+
+
+def test_what_comes_with_a_cache_salt_is_found_with_it_alone(engine: BlendEngine) -> None:
+    shared, ours = fresh("a"), fresh("b")
+    engine.encode([shared])
+    [output] = engine.generate(prompt(shared, ours), SHORT, cache_salt="ours")
+    assert [chunk.reason for chunk in output.stats.chunks] == ["", "not stored"]
+    engine.flush()
+    assert engine.stored([shared, ours]) == [True, False]
+    assert engine.stored([shared, ours], cache_salt="ours") == [False, True]
+    assert engine.stored([shared, ours], cache_salt="theirs") == [False, False]
+    for salt, reused in ((None, [True, False]), ("theirs", [True, False]), ("ours", [True, True])):
+        engine.reset_prefix_cache()
+        marked = engine.generate(prompt(shared, ours), SHORT, cache_salt=salt)[0].stats
+        assert [chunk.reused for chunk in marked.chunks] == reused
+        engine.flush()
+        for brought in (None, "theirs"):
+            engine.forget([ours], cache_salt=brought)
+    unmarked = engine.generate(f"Read. {ours} What is it?", SHORT, cache_salt="theirs")[0].stats
+    assert unmarked.chunks == []
+    assert engine.generate(f"Read. {ours} What is it?", SHORT, cache_salt="ours")[0].stats.chunks_reused == 1
+    assert engine.forget([ours], cache_salt="ours") == 1
 
 
 def test_nothing_is_stored_unasked(engine_pool: Any, tiny: Path) -> None:

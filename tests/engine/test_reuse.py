@@ -8,7 +8,7 @@ import pytest
 
 from blendrag import BlendEngine, BlendOutput, BlendPrompt, Chunk, SamplingParams, mark_chunks
 from blendrag.policies import POLICIES
-from tests.engine.test_conformance import assert_same
+from tests.engine.conformance import assert_same
 from tests.engine.texts import PASSAGES, QUESTION, SYSTEM
 
 FIRST = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)

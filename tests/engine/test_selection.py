@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from blendrag import BlendConfig
+from tests.engine.conformance import answers, assert_same, distribution, family_engine
 from tests.engine.families import build, named
-from tests.engine.test_conformance import answers, assert_same, distribution, family_engine
 from tests.engine.test_reuse import fresh
 from tests.engine.texts import PASSAGES, short_layouts
 
 
 def test_gradual_filtering_and_sparse_attention(engine_pool: Any, tmp_path: Path) -> None:
     family = named("Llama, llama3 rope")
-    family = replace(family, settings=family.settings | {"num_hidden_layers": 4})
+    family = replace(family, settings=family.settings | {"num_hidden_layers": 5})
     engine = family_engine(lambda model, **arguments: engine_pool.get(
         model, config=BlendConfig(sparse_attention=64), **arguments), family, build(family, tmp_path / "selection"))
     engine.encode(PASSAGES)

@@ -25,6 +25,11 @@ def held(engine: BlendEngine) -> Iterator[None]:
         holder.join()
 
 
+def forget_blocks(engine: BlendEngine) -> None:
+    """Empties vLLM's prefix cache, so that the next requests compute what earlier ones have computed."""
+    assert engine._start().call(lambda vllm: vllm.reset_prefix_cache())
+
+
 def hand_in(engine: BlendEngine, prompts: list[Any], params: Any, hows: list[dict[str, Any]]) -> list[Any]:
     """Tickets of requests, each asked in a way of its own (`generate`'s arguments)."""
     tickets = []
@@ -61,7 +66,7 @@ def watched(engine: BlendEngine, fail: Callable[[BlendJob], bool] = lambda job: 
 
     blender = engine._start().call(lambda _: get_kv_transfer_group()).blender
     forward, seen = blender.forward, Seen()
-    blend, load, run_tile = blender.blend, blender._load, forward._run_tile
+    blend, load, run_tile = blender.blend, blender._load, forward.run_tile
 
     def noting_blend(jobs: Any) -> Any:
         seen.passes.append(list(jobs))
@@ -72,15 +77,15 @@ def watched(engine: BlendEngine, fail: Callable[[BlendJob], bool] = lambda job: 
             raise RuntimeError("told to fail")
         return load(jobs)
 
-    def noting_run_tile(tile: Any) -> None:
+    def notingrun_tile(tile: Any) -> None:
         seen.forwards.append((sum(part.rows.stop - part.rows.start for _, part in tile), len(tile)))
         run_tile(tile)
 
-    blender.blend, blender._load, forward._run_tile = noting_blend, failing_load, noting_run_tile
+    blender.blend, blender._load, forward.run_tile = noting_blend, failing_load, notingrun_tile
     try:
         yield seen
     finally:
-        del blender.blend, blender._load, forward._run_tile
+        del blender.blend, blender._load, forward.run_tile
 
 
 def counted(engine: BlendEngine, name: str) -> int:

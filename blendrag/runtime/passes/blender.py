@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from blendrag.errors import ConfigError
-from blendrag.policies import Attention, Evidence, Full, Layout, Policy, Selective, make_policy
+from blendrag.policies import Attention, Evidence, Layout, Policy, Selective
 from blendrag.runtime.messages import BlendJob, BlendReport
 from blendrag.runtime.model.blend_model import BlendModel
 from blendrag.runtime.passes.context import Context
@@ -55,7 +55,7 @@ class Work:
     @property
     def rows(self) -> torch.Tensor:
         """bool [tokens]; what the blend pass computes, once all is chosen."""
-        rows = torch.ones_like(self.chosen) if isinstance(self.policy, Full) else self.needed | self.chosen
+        rows = torch.ones_like(self.chosen) if self.policy.recomputes_all else self.needed | self.chosen
         rows[-1] = True  # a pass needs a row
         return rows
 
@@ -137,22 +137,21 @@ class Blender:
 
     def _load(self, jobs: Sequence[BlendJob]) -> list[Work]:
         started = time.perf_counter()
-        keys = list(dict.fromkeys(placement.key for job in jobs for placement in job.placements))
-        entries = dict(zip(keys, self.entries.load(keys), strict=True))
+        lengths: dict[str, int] = {}
+        for placement in (placement for job in jobs for placement in job.placements):
+            end = placement.offset + placement.end - placement.start
+            lengths[placement.key] = max(end, lengths.get(placement.key, 0))
+        entries = dict(zip(lengths, self.entries.load(list(lengths), list(lengths.values())), strict=True))
         works = []
         for job in jobs:
             had = [(placement, entry) for placement in job.placements if (entry := entries[placement.key]) is not None]
             report = BlendReport(damaged=[p.key for p in job.placements if entries[p.key] is None])
-            policy = make_policy(job.policy)
-            passes = len(policy.evidence(len(self.model.layers)))
-            if passes > len(self.model.layers):
-                raise ConfigError(f"policy '{policy.name}' asks for {passes} scoring passes of a model that has "
-                                  f"{len(self.model.layers)} layers: name fewer check layers")
+            passes = len(self._evidence(job.policy))
             keep_bytes = _KEEP_BYTES // len(jobs) if passes and self.model.device.type == "cpu" else 0
             context = Context(self.model, len(job.token_ids), had, keep_bytes, self.entries.tier)
             layout = _layout(context)
-            works.append(Work(job, policy, report, context, self._tensor(job.token_ids), layout,
-                               layout.reused.clone(), ~context.stored))
+            works.append(Work(job, job.policy, report, context, self._tensor(job.token_ids), layout,
+                              layout.reused.clone(), ~context.stored))
         seconds = time.perf_counter() - started
         for work in works:
             work.report.load_s = seconds
@@ -161,7 +160,7 @@ class Blender:
     def _choose(self, works: Sequence[Work]) -> None:
         """Asks the policies which rows to compute, after the scoring passes that they want."""
         works = [work for work in works if work.layout.chunks]
-        wanted = [work.policy.evidence(len(self.model.layers)) for work in works]
+        wanted = [self._evidence(work.policy) for work in works]
         for work, steps in zip(works, wanted, strict=True):
             if not steps:
                 self._narrow(work, None, 0)
@@ -198,7 +197,25 @@ class Blender:
         """Leaves those of the chosen tokens that the policy still wants; it never gets one back."""
         if scores is not None:
             scores = scores.masked_fill(~work.chosen, float("-inf"))
-        work.chosen = self._ranks.first(work.chosen & work.policy.select(work.layout, scores, step))
+        selected = work.policy.select(work.layout, scores, step)
+        if selected.dtype != torch.bool or selected.shape != work.chosen.shape:
+            raise ConfigError(f"policy '{work.policy.name}' selects with {selected.dtype} {list(selected.shape)}: let "
+                              f"`select` return bool [{len(work.chosen)}], a truth value for each token")
+        work.chosen = self._ranks.first(work.chosen & selected)
+
+    def _evidence(self, policy: Policy) -> tuple[Evidence, ...]:
+        """What a policy wants measured; ConfigError where the model has no such layers."""
+        layers = len(self.model.layers)
+        steps = policy.evidence(layers)
+        if len(steps) > layers:
+            raise ConfigError(f"policy '{policy.name}' asks for {len(steps)} scoring passes of a model that has "
+                              f"{layers} layers: name fewer check layers")
+        measured = [step.layers if isinstance(step, Attention) else (step.layer,) for step in steps]
+        if not all(numbers and list(numbers) == sorted(set(numbers).intersection(range(layers)))
+                   for numbers in measured):
+            raise ConfigError(f"policy '{policy.name}' asks for evidence in layers {measured}: name layers from 0 to "
+                              f"{layers - 1}, ascending")
+        return steps
 
     def _evidence_lane(self, work: Work, evidence: Evidence, step: int) -> AttentionLane | DeviationLane:
         if isinstance(evidence, Attention):

@@ -211,7 +211,10 @@ class DeviationLane(_ContextLane):
 
 
 class EncodeLane(_ContextLane):
-    """Computes a chunk behind a prefix and keeps its KV, keys unrotated."""
+    """Computes a chunk behind a prefix and keeps its KV, keys unrotated.
+
+    Its parts may run in different steps of the engine: what later parts attend to stays with the lane until then.
+    """
 
     def __init__(self, prefix: Context, ids: torch.Tensor) -> None:
         model: BlendModel = prefix.model
@@ -221,22 +224,36 @@ class EncodeLane(_ContextLane):
         mask[:before] = False
         padded = torch.cat([torch.zeros(before, dtype=ids.dtype, device=ids.device), ids])
         super().__init__(context, padded, mask)
-        attention = model.layers[0].attention
-        shape = (len(model.layers), len(ids), attention.num_kv_heads, attention.head_size)
-        self._k = torch.empty(shape, dtype=model.dtype, device=model.device)
-        self._v = torch.empty_like(self._k)
+        self._before = before
+        self._unfinished: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._k: list[torch.Tensor] = []  # [tokens, kv heads, head size] of each layer that all parts went through
+        self._v: list[torch.Tensor] = []
 
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
                v: torch.Tensor) -> torch.Tensor | None:
-        positions = self.positions[part.rows]
-        self._k[index, part.rows] = layer.rotation.unrotate(k, positions)
-        self._v[index, part.rows] = v
-        if index == len(self._k) - 1:
+        all_k, all_v = self._merged(index, part, k, v)
+        if part.last:
+            self._k.append(layer.rotation.unrotate(all_k[self._before :], self.positions))
+            self._v.append(all_v[self._before :].clone())
+        if index == len(self.context.model.layers) - 1:
             return None
-        all_k, all_v = self.context.merged(index, part, positions, k, v)
         return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,
                       soft_cap=layer.soft_cap)
 
     def entry(self) -> KVEntry:
         """What was computed, in host memory."""
-        return KVEntry(self._k.cpu(), self._v.cpu())
+        return KVEntry(*(torch.stack([layer.cpu() for layer in layers]) for layers in (self._k, self._v)))
+
+    def _merged(self, index: int, part: Part, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a layer, prefix and all rows so far; of many small parts each is copied once."""
+        positions = self.positions[part.rows]
+        if part.last and part.rows.start == 0:
+            return self.context.merged(index, part, positions, k, v)
+        if index not in self._unfinished:
+            # Buffers of the device loader serve the next layer: these have to stay.
+            all_k, all_v = self.context.layer(index)
+            self._unfinished[index] = (all_k.clone(), all_v.clone()) if all_k.is_cuda else (all_k, all_v)
+        all_k, all_v = self._unfinished.pop(index) if part.last else self._unfinished[index]
+        all_k.index_copy_(0, positions, k)
+        all_v.index_copy_(0, positions, v)
+        return all_k, all_v

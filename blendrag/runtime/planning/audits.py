@@ -10,7 +10,7 @@ import numpy as np
 
 from blendrag.guard import Monitor, QualityGuard
 from blendrag.guard.ladder import Ladder
-from blendrag.policies import Full, Policy, make_policy
+from blendrag.policies import Policy
 from blendrag.runtime.messages import Audit, AuditResult
 from blendrag.runtime.planning.idle import KEEPS_STEPPING, AfterFirstToken, idle, prefills
 from blendrag.runtime.planning.placing import Plan
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _PATIENCE = 256
-"""Steps that an audit waits for one in which it is in nobody's way; a busy server needs its guard, too."""
+"""Steps on end that compute prompts before an audit is done all the same: a busy server needs its guard, too."""
 
 
 class Audits:
@@ -36,9 +36,9 @@ class Audits:
         self._step_tokens = step_tokens
         self._random = random.Random()
         self._waiting: AfterFirstToken[tuple[Plan, Audit]] = AfterFirstToken()
-        self._ready: list[tuple[int, Audit]] = []
+        self._ready: list[Audit] = []
         self._running: list[Audit] = []
-        self._steps = self._overdue_at = 0
+        self._steps_waited = 0
         self._untold = {"worker": False, "metrics": False}
 
     def admit(self, request: Request, plan: Plan) -> Ladder | None:
@@ -47,48 +47,52 @@ class Audits:
         Returns:
             Where requests stand that ask for its policy; None where nothing is approximate.
         """
-        if isinstance(plan.policy, Full):
+        if plan.policy.recomputes_all:
             return None
         ladder = self.monitor.ladder(plan.policy)
         if self._random.random() < self._guard.share and not self._has(plan):
             if len(self._waiting) + len(self._ready) >= self._guard.queue:
                 self._drop(plan.policy)
             else:
-                audit = Audit(plan.policy.settings(), [policy.settings() for policy in ladder.watched], plan.ids,
-                              list(plan.placements), plan.question_start)
+                audit = Audit(plan.policy, ladder.watched, plan.ids, list(plan.placements), plan.question_start,
+                              plan.fingerprint)
                 self._waiting.add(request, (plan, audit))
         return ladder
 
-    def take(self, step: SchedulerOutput) -> list[Audit]:
-        """The audits to do in a step; none where it computes somebody's prompt.
+    def take(self, step: SchedulerOutput) -> tuple[list[Audit], int]:
+        """The audits to begin in a step, and the rows to compute, of them and of those that are under way.
 
-        In a step that decodes for somebody they take no longer than another request's prompt would.  An audit that has
-        waited for very long is done all the same, alone.
+        None where the step computes somebody's prompt; where it decodes for somebody, as many as another request's
+        prompt may have in a step.  After very many steps that all compute prompts one audit is done all the same.
         """
-        self._steps += 1
         self._admit()
-        if self._running or not self._ready:
-            return []
-        since, oldest = self._ready[0]
-        if self._steps - max(since, self._overdue_at) > _PATIENCE:
-            self._overdue_at = self._steps  # the next one waits as long again
-            self._ready.pop(0)
-            self._running = [oldest]
-        elif not prefills(step):
-            self._fill(step)
-        return list(self._running)
+        if not self._ready and not self._running:
+            self._steps_waited = 0
+            return [], 0
+        if prefills(step) and self._steps_waited < _PATIENCE:
+            self._steps_waited += 1
+            return [], 0
+        if not prefills(step):
+            self._steps_waited = 0
+        everything = idle(step) and not KEEPS_STEPPING  # there may be no other step
+        starting: list[Audit] = []
+        while self._ready and (everything or not (starting or self._running)
+                               or self._fits([*starting, self._ready[0]])):
+            starting.append(self._ready.pop(0))
+        self._running += starting
+        return starting, _cost(self._running) if everything else self._step_tokens
 
     def done(self, results: list[AuditResult]) -> None:
-        """Takes what the worker found in the audits that were last taken."""
-        for audit, result in zip(self._running, results, strict=True):
-            asked = make_policy(audit.asked)
+        """Takes what the worker found in the first of the audits that are under way."""
+        ended, self._running = self._running[: len(results)], self._running[len(results) :]
+        for audit, result in zip(ended, results, strict=True):
             if result.failure:
-                self.monitor.fail(asked)
+                self.monitor.fail(audit.asked)
             elif not result.kl:
-                self._drop(asked)
+                self._drop(audit.asked)
             else:
-                self.monitor.add(asked, list(map(make_policy, audit.policies)), result.kl, result.same)
-        self._running = []
+                self.monitor.add(audit.asked, audit.policies, result.kl, result.same)
+        self._steps_waited = 0
         self._changed()
 
     @property
@@ -106,21 +110,15 @@ class Audits:
 
     def _has(self, plan: Plan) -> bool:
         """Whether such a request is in the queue: several samples of one prompt are as good as one another."""
-        asked = plan.policy.settings()
-        audits = [*(audit for _, audit in self._waiting), *(audit for _, audit in self._ready), *self._running]
-        return any(audit.asked == asked and np.array_equal(audit.token_ids, plan.ids) for audit in audits)
+        audits = [*(audit for _, audit in self._waiting), *self._ready, *self._running]
+        return any(audit.asked == plan.policy and audit.placements == plan.placements
+                   and np.array_equal(audit.token_ids, plan.ids) for audit in audits)
 
     def _admit(self) -> None:
-        self._ready.extend((self._steps, audit) for plan, audit in self._waiting.due() if not plan.declined)
+        self._ready.extend(audit for plan, audit in self._waiting.due() if not plan.declined)
 
-    def _fill(self, step: SchedulerOutput) -> None:
-        room = self._step_tokens
-        for entry in list(self._ready):
-            length = len(entry[1].token_ids)
-            if length <= room or (idle(step) and not (self._running and KEEPS_STEPPING)):
-                self._ready.remove(entry)
-                self._running.append(entry[1])
-                room -= length
+    def _fits(self, more: list[Audit]) -> bool:
+        return _cost([*self._running, *more]) <= self._step_tokens
 
     def _drop(self, asked: Policy) -> None:
         self.monitor.drop(asked)
@@ -128,3 +126,8 @@ class Audits:
 
     def _changed(self) -> None:
         self._untold = dict.fromkeys(self._untold, True)
+
+
+def _cost(audits: list[Audit]) -> int:
+    """Rows of audits: a full prefill, and at most as many blended with each policy."""
+    return sum(len(audit.token_ids) * (1 + len(audit.policies)) for audit in audits)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blendrag.occurrences import find_occurrences
 from blendrag.tokens import SegmentTokenizer
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ _EDGE = 8
 """Tokens at either end of a document that BPE may have merged with what stands beside it."""
 _REMEMBERED = 2048
 """Documents whose tokens are kept: popular ones come again, and this is done on the scheduler's thread."""
+_MAX_ID = 2**31 - 1
+_TAKEN = 2**32 - 1
+"""Takes the place of tokens that belong to a document already: no document has it."""
+_SCANS = 64
+"""What looking for further places of documents may cost, in looks at the whole prompt."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,17 @@ class DocumentTokens:
     def __init__(self, tokens: SegmentTokenizer | None) -> None:
         self._tokens = tokens
         self._ids = lru_cache(_REMEMBERED)(self._encode)
+        self._lengths = _token_lengths(tokens.tokenizer.get_vocab() if tokens else {})
 
-    def __call__(self, texts: Any) -> Iterator[npt.NDArray[np.int64]]:
+    def __call__(self, texts: Any, prompt: Sequence[int]) -> Iterator[npt.NDArray[np.int64]]:
         """Ids of each text, int64.
+
+        This runs on the scheduler's thread: texts that are too long to be in the prompt, alone or together, are not
+        tokenised, and have no ids.
 
         Args:
             texts: what a client sent.
+            prompt: token ids.
 
         Raises:
             TypeError: something else than texts, where it is met.
@@ -63,13 +74,29 @@ class DocumentTokens:
         """
         if not isinstance(texts, list):
             raise TypeError(f"documents are a list of texts, not {type(texts).__name__}")
+        if not texts:
+            return
+        ids = np.array(prompt, np.int64)
+        in_vocabulary = ids[(ids >= 0) & (ids < len(self._lengths))]
+        # The tokenizer may compose characters, and a document's edges may be other tokens than in the prompt.
+        longest = 2 * int(self._lengths[in_vocabulary].sum()) + 2 * _EDGE * int(self._lengths.max())
+        room = 2 * longest
         for text in texts:
             if not isinstance(text, str):
                 raise TypeError(f"a document is a text, not {type(text).__name__}")
-            yield self._ids(text)
+            if len(text) <= min(longest, room):
+                room -= len(text)
+                yield self._ids(text)
+            else:
+                yield np.zeros(0, np.int64)
 
     def _encode(self, text: str) -> npt.NDArray[np.int64]:
         return np.array(self._tokens.text_ids(text) if self._tokens else [], np.int64)
+
+
+def as_ids(ids: list[int]) -> npt.NDArray[np.int64]:
+    """A document whose token ids are known, as `locate` takes it."""
+    return np.array(ids, np.int64)
 
 
 def locate(prompt: npt.NDArray[np.int64], documents: Iterable[npt.NDArray[np.int64]],
@@ -77,7 +104,10 @@ def locate(prompt: npt.NDArray[np.int64], documents: Iterable[npt.NDArray[np.int
     """Where documents stand in a prompt: each once, none inside of another one or of what is `taken`.
 
     Beside a document BPE may have merged its first or last tokens with other text, so only its interior has to be
-    there; from there on it extends to both sides as far as the tokens are equal.
+    there; from there on it extends to both sides as far as the tokens are equal.  Longer documents come first.
+
+    The work is near-linear in the tokens of prompt and documents.  Only where very many documents are equal, or stand
+    inside of others, some of those that are there are not found.
 
     Args:
         prompt, documents: token ids.
@@ -85,42 +115,89 @@ def locate(prompt: npt.NDArray[np.int64], documents: Iterable[npt.NDArray[np.int
     Returns:
         What was found, and the lengths of the documents that were not.
     """
-    searched = prompt.astype(np.int32).tobytes()
-    occupied = np.zeros(len(prompt), bool)
+    search = _Search(prompt)
     for start, end in taken:
-        occupied[start:end] = True
-    found: list[Marked] = []
+        search.take(start, end)
+    possible: list[npt.NDArray[np.int64]] = []
     lost: list[int] = []
     for ids in sorted(documents, key=len, reverse=True):  # a short one may also stand inside of a long one
-        place = next((place for place in _places(prompt, searched, ids) if not occupied[place.start:place.end].any()),
-                     None)
-        if place is None:
+        fits = 0 < len(ids) <= len(prompt) + 2 * _EDGE and ids.min() >= 0 and ids.max() <= _MAX_ID
+        if fits:
+            possible.append(ids)
+        else:
+            lost.append(len(ids))
+    inner = [ids[_edge(ids) : len(ids) - _edge(ids)].astype(np.uint32) for ids in possible]
+    located: list[Marked] = []
+    for ids, inside, first in zip(possible, inner, find_occurrences(search.free, inner), strict=True):
+        at = search.find(inside, first)
+        if at < 0:
             lost.append(len(ids))
         else:
-            occupied[place.start : place.end] = True
-            found.append(place)
-    return sorted(found, key=lambda place: place.start), lost
+            located.append(_extended(search.free, ids, at))
+            search.take(located[-1].start, located[-1].end)
+    return sorted(located, key=lambda place: place.start), lost
 
 
-def _places(prompt: npt.NDArray[np.int64], searched: bytes, ids: npt.NDArray[np.int64]) -> Iterator[Marked]:
-    """Each place of one document, from the left."""
-    edge = min(_EDGE, len(ids) // 4)
-    inside = ids[edge : len(ids) - edge].astype(np.int32).tobytes()
-    at = searched.find(inside) if inside else -1
-    while at >= 0:
-        if at % 4:  # across the borders of tokens
-            at = searched.find(inside, at + 1)
-            continue
-        first = at // 4
-        before = min(edge, first)
-        left = _equal(prompt[first - before : first][::-1], ids[edge - before : edge][::-1])
-        end = first + len(inside) // 4
-        right = _equal(prompt[end : end + edge], ids[len(ids) - edge :])
-        yield Marked(first - left, end + right, ids, edge - left)
-        at = searched.find(inside, at + 4)
+class _Search:
+    """A prompt in which ever more tokens are taken.
+
+    Attributes:
+        free: uint32, the prompt; `_TAKEN` where a token is.
+    """
+
+    def __init__(self, prompt: npt.NDArray[np.int64]) -> None:
+        tokens = np.where((prompt >= 0) & (prompt <= _MAX_ID), prompt, _TAKEN)
+        self._bytes = bytearray(tokens.astype(np.uint32).tobytes())
+        self.free = np.frombuffer(self._bytes, np.uint32)
+        self._work = _SCANS * len(self._bytes)
+        self._resume: dict[bytes, int] = {}
+
+    def take(self, start: int, end: int) -> None:
+        """Makes a place unavailable."""
+        self.free[start:end] = _TAKEN
+
+    def find(self, tokens: npt.NDArray[np.uint32], first: int) -> int:
+        """Where tokens are free now; -1 where they are not, or where further search would cost too much.
+
+        Args:
+            first: their first place when nothing was taken, or -1.
+        """
+        if first < 0 or np.array_equal(self.free[first : first + len(tokens)], tokens):
+            return first
+        content = tokens.tobytes()
+        at = self._resume.get(content, 4 * first)  # what was taken before stays taken
+        while self._work > 0:
+            start, at = at, self._bytes.find(content, at)
+            self._work -= (at if at >= 0 else len(self._bytes)) - start + len(content)
+            if at < 0 or at % 4 == 0:
+                self._resume[content] = at if at >= 0 else len(self._bytes)
+                return at // 4
+            at += 1  # across the borders of tokens
+        return -1
 
 
-def _equal(some: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> int:
+def _extended(free: npt.NDArray[np.uint32], ids: npt.NDArray[np.int64], at: int) -> Marked:
+    """A document whose interior is at a place, with the tokens beside it that are the document's, too."""
+    edge = _edge(ids)
+    before = min(edge, at)
+    left = _equal(free[at - before : at][::-1], ids[edge - before : edge][::-1])
+    end = at + len(ids) - 2 * edge
+    right = _equal(free[end : end + edge], ids[len(ids) - edge :])
+    return Marked(at - left, end + right, ids, edge - left)
+
+
+def _edge(ids: npt.NDArray[np.int64]) -> int:
+    return min(_EDGE, len(ids) // 4)
+
+
+def _equal(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> int:
     """How many of the first tokens are the same."""
     length = min(len(some), len(others))
     return int(np.append(some[:length] != others[:length], True).argmax())
+
+
+def _token_lengths(vocabulary: dict[str, int]) -> npt.NDArray[np.int64]:
+    """Characters that each token stands for at most, by its id."""
+    lengths = np.zeros(max(vocabulary.values(), default=0) + 1, np.int64)
+    lengths[list(vocabulary.values())] = list(map(len, vocabulary))
+    return lengths

@@ -23,7 +23,7 @@ _REMEMBERED = 4096
 
 
 class Lookup:
-    """The entries of one model in one namespace.  A store that fails is one that has nothing.
+    """The entries of one model, scope by scope.  A store that fails is one that has nothing.
 
     Attributes:
         facts: the model; the worker half tells it when the engine starts, before any request comes.
@@ -36,9 +36,9 @@ class Lookup:
         self.store = store
         self._prefixes: OrderedDict[str, None] = OrderedDict()
 
-    def key(self, digest: bytes, ids: npt.NDArray[np.int64] | Sequence[int]) -> str:
+    def key(self, scope: str, digest: bytes, ids: npt.NDArray[np.int64] | Sequence[int]) -> str:
         """The name of a chunk's entry behind a prefix."""
-        return entry_key(self.facts.fingerprint, self.config.namespace, digest, ids)
+        return entry_key(self.facts.fingerprint, scope, digest, ids)
 
     def present(self, keys: Collection[str]) -> set[str]:
         """Those of `keys` that every rank has stored."""
@@ -50,12 +50,12 @@ class Lookup:
             return set()
         return {key for key, many in ranks.items() if found.issuperset(many)}
 
-    def matches(self, ids: npt.NDArray[np.int64]) -> list[Match]:
-        """Stored chunks in token ids, wherever they are."""
+    def matches(self, scope: str, ids: npt.NDArray[np.int64]) -> list[Match]:
+        """A scope's stored chunks in token ids, wherever they are."""
         if not self.config.match:
             return []
         try:
-            return self.store.find(ids, fingerprint=self.facts.fingerprint, namespace=self.config.namespace)
+            return self.store.find(ids, fingerprint=self.facts.fingerprint, namespace=scope)
         except StoreError as error:
             logger.warning("the store cannot be searched, prefilling in full: %s", error)
             return []

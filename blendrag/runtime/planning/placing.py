@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,13 @@ class Plan:
         keys: the stored entry of each chunk in `stats.chunks`; empty where there is none.
         missing: what would be of use another time and is not stored: the marked chunks, and a prefix that was seen
             before.
+        exact_tokens: so many leading tokens will be as a full prefill has them.
+        salt: what the KV of the others depends on, see `salt_of`; empty where there are none.
         explain: tell token by token what a pass did.
         declined: vLLM's prefix cache left less to compute than a blend pass would have.
         prefill: vLLM's own count of the prompt tokens it need not compute, once a pass is under way.
+        fingerprint: what the entries are named after.
+        outdated: the engine has another fingerprint now.
     """
 
     policy: Policy
@@ -45,36 +50,43 @@ class Plan:
     explain: bool = False
     declined: bool = False
     prefill: Any = None
+    fingerprint: str = ""
+    outdated: bool = False
 
 
 class Placing:
-    """Places the stored chunks of one prompt.
+    """Places the stored chunks of one prompt's scopes: those of its `cache_salt`, and its namespace's.
 
     A chunk encoded behind the very tokens that precede it here is exact.  Next comes the variant encoded behind
     this prompt's own prefix, the tokens before its first chunk; the neutral variant serves any prompt.
     """
 
-    def __init__(self, lookup: Lookup, ids: npt.NDArray[np.int64], marked: list[Marked]) -> None:
+    def __init__(self, lookup: Lookup, scopes: Sequence[str], ids: npt.NDArray[np.int64],
+                 marked: list[Marked]) -> None:
         self.lookup = lookup
+        self.scopes = scopes
+        self.scope = scopes[0]
         self.ids = ids
         self.limit = len(ids) - 1  # the last token is vLLM's
         self.marked = marked
-        self.matches = [match for match in lookup.matches(ids[: self.limit])
-                        if match.end - match.start >= lookup.config.min_chunk_tokens]
+        self.matches = sorted((match for scope in scopes for match in lookup.matches(scope, ids[: self.limit])
+                               if match.end - match.start >= lookup.config.min_chunk_tokens),
+                              key=lambda match: match.start)
         self._hasher = PrefixHasher(ids)
         self._digests: dict[int, bytes] = {}
 
     def place(self, plan: Plan) -> None:
         first = self._first()
-        wanted = [self._variants(mark, first) for mark in self.marked]
+        wanted = [self._variants(mark, first) if self._usable(mark) else [] for mark in self.marked]
         matched = [[match.variants[digest] for digest in self._fitting(match.start, first, match.offset)
                     if digest in match.variants] for match in self.matches]
-        prefix_key = self.lookup.key(prefix_digest(()), self.ids[:first])
-        present = self.lookup.present([prefix_key, *(key for keys in [*wanted, *matched] for key in keys)])
-        if first and prefix_key in present:
+        prefix_keys = [self.lookup.key(scope, prefix_digest(()), self.ids[:first]) for scope in self.scopes]
+        present = self.lookup.present([*prefix_keys, *(key for keys in [*wanted, *matched] for key in keys)])
+        prefix_key = next((key for key in prefix_keys if key in present), "")
+        if first and prefix_key:
             plan.placements.append(Placement(0, min(first, self.limit), prefix_key, exact=True))
-        elif first >= self.lookup.config.min_chunk_tokens and self.lookup.seen(prefix_key):
-            plan.missing.append(Missing(self.ids[:first].tolist(), is_prefix=True))
+        elif first >= self.lookup.config.min_chunk_tokens and self.lookup.seen(prefix_keys[0]):
+            plan.missing.append(Missing(self.ids[:first].tolist(), True, self.scope))
         taken = np.zeros(len(self.ids), bool)
         taken[:first] = True
         found: list[tuple[ChunkStats, str]] = []
@@ -82,13 +94,14 @@ class Placing:
             key = next((key for key in keys if key in present), "")
             chunk = self._marked_chunk(plan, mark, key)
             if chunk.reused:
-                chunk.exact = mark.offset == 0 and key == keys[0]
+                chunk.exact = mark.offset == 0 and key in keys[: len(self.scopes)]
                 taken[mark.start : mark.end] = True
                 plan.placements.append(Placement(mark.start, min(mark.end, self.limit), key, chunk.exact, mark.offset))
             found.append((chunk, key))
         for match, keys in zip(self.matches, matched, strict=True):
             key = next((key for key in keys if key in present), "")
             if key and not taken[match.start : match.end].any():
+                taken[match.start : match.end] = True
                 exact = match.offset == 0 and key == match.variants.get(self._digest(match.start))
                 found.append((ChunkStats(match.start, match.end - match.start, reused=True, exact=exact), key))
                 plan.placements.append(Placement(match.start, match.end, key, exact, match.offset))
@@ -108,7 +121,8 @@ class Placing:
 
     def _variants(self, mark: Marked, first: int) -> list[str]:
         """The keys that would serve a marked chunk, the best first; that of a whole one is exact."""
-        return [self.lookup.key(digest, mark.ids) for digest in self._fitting(mark.start, first, mark.offset)]
+        return [self.lookup.key(scope, digest, mark.ids)
+                for digest in self._fitting(mark.start, first, mark.offset) for scope in self.scopes]
 
     def _fitting(self, start: int, first: int, offset: int = 0) -> list[bytes]:
         """Digests of the prefixes that a chunk at `start` may have been encoded behind, the best first."""
@@ -118,14 +132,17 @@ class Placing:
 
     def _marked_chunk(self, plan: Plan, mark: Marked, key: str) -> ChunkStats:
         chunk = ChunkStats(mark.start, mark.end - mark.start)
-        if chunk.tokens < self.lookup.config.min_chunk_tokens or mark.start == self.limit:
+        if not self._usable(mark):
             chunk.reason = "too short"
         elif not key:
             chunk.reason = "not stored"
-            plan.missing.append(Missing(mark.ids.tolist(), is_prefix=False))
+            plan.missing.append(Missing(mark.ids.tolist(), False, self.scope))
         else:
             chunk.reused = True
         return chunk
+
+    def _usable(self, mark: Marked) -> bool:
+        return mark.end - mark.start >= self.lookup.config.min_chunk_tokens and mark.start != self.limit
 
     def _digest(self, end: int) -> bytes:
         if end not in self._digests:

@@ -9,18 +9,19 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from blake3 import blake3
 
 from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError, PromptError
 from blendrag.guard.ladder import Ladder, Level
-from blendrag.policies import Exact, Full, Policy
+from blendrag.policies import Policy, require_affordable
 from blendrag.profile import default_policy
-from blendrag.runtime.messages import BlendReport, ModelFacts, Placement
+from blendrag.runtime.messages import BlendReport, ModelFacts
 from blendrag.runtime.planning.locating import Marked, Span, locate
 from blendrag.runtime.planning.lookup import Lookup
 from blendrag.runtime.planning.placing import Placing, Plan
-from blendrag.stats import PREFIX_CACHED, BlendStats, ChunkStats
+from blendrag.runtime.planning.salt import salt_of
+from blendrag.runtime.planning.scope import scopes_of
+from blendrag.stats import OUTDATED, PREFIX_CACHED, BlendStats, ChunkStats
 from blendrag.store import ChunkStore
 
 if TYPE_CHECKING:
@@ -47,22 +48,33 @@ class Planner:
         """Takes what the worker half says of the model, before any request comes."""
         self.lookup.facts = facts
         self._default, self._calibrated = default_policy(self.config, facts.fingerprint)
+        require_affordable(self._default, facts.num_layers)
+
+    @property
+    def default(self) -> Policy:
+        """Of requests that name no policy."""
+        return self._default
 
     def plan(self, request: Request, spans: Sequence[Sequence[int]] = (),
-             policy: Mapping[str, Any] | None = None,
+             policy: Policy | Mapping[str, Any] | None = None,
              documents: Iterable[npt.NDArray[np.int64]] = ()) -> Plan | None:
         """The plan of a request; None for one that has nothing to do with chunks.
 
         Args:
             spans: `[start, end)` of each chunk that the prompt marks.  Stored chunks elsewhere in the prompt
                 are found by their tokens.
-            policy: settings for this request, instead of the engine's default.
+            policy: for this request, instead of the engine's default; or settings of it.
             documents: token ids of chunks that stand somewhere in the prompt.
         """
+        scopes = scopes_of(self.config, request.cache_salt)
+        if not scopes:
+            return None
         # `array` takes a list in half the time that numpy needs.
         ids = np.frombuffer(array("q", request.prompt_token_ids or []), np.int64)
         try:
-            chosen = self.config.make_policy(**policy) if policy else self._default
+            chosen = self._chosen(policy)
+            if len(spans) > self.config.max_documents:
+                raise PromptError(f"{len(spans)} spans, where max_documents is {self.config.max_documents}")
             clean = _clean_spans(spans, len(ids))
             located, lost = locate(ids, documents, clean)
         except (AttributeError, TypeError, ValueError, OverflowError, ConfigError, PromptError) as error:
@@ -73,25 +85,38 @@ class Planner:
                         key=lambda mark: mark.start)
         absent = [ChunkStats(-1, tokens, reason="not in the prompt") for tokens in lost]
         plan = Plan(chosen, BlendStats(
-            policy=chosen.name, prompt_tokens=len(ids), calibrated=self._calibrated and not policy), ids)
+            policy=chosen.name, prompt_tokens=len(ids), calibrated=self._calibrated and chosen is self._default,
+            ignored="policy: client_policy is off" if policy and not self.config.client_policy else ""), ids)
         if reason := _refusal(request):
             refused = [ChunkStats(mark.start, mark.end - mark.start, reason=reason) for mark in marked]
             plan.stats.chunks = refused + absent
             return plan if plan.stats.chunks else None
-        Placing(self.lookup, ids, marked).place(plan)
+        Placing(self.lookup, scopes, ids, marked).place(plan)
         if not plan.stats.chunks:
             plan.stats.chunks = absent
             return plan if absent else None
         plan.question_start = _question_start(plan.stats.chunks[-1], len(ids))
-        if isinstance(chosen, Exact):
+        if chosen.exact_only:
             _keep_exact(plan)
         if any(chunk.reused for chunk in plan.stats.chunks):
-            plan.exact_tokens = len(ids) if isinstance(chosen, Exact) else _exact_tokens(plan.placements)
-            plan.salt = self._salt(plan, ids)
+            plan.exact_tokens = min((p.start for p in plan.placements if not p.exact), default=len(ids))
+            plan.salt = salt_of(plan, self.config.sparse_attention)
         else:
             plan.placements.clear()
         plan.stats.chunks += absent
         return plan
+
+    def prefer_exact(self, plan: Plan, cached: int) -> None:
+        """Leaves a request to vLLM where that costs no more than a blend pass, and is exact.
+
+        Its hashes stay plain then, so it is never blended, even if the blocks are evicted before it is scheduled.
+
+        Args:
+            cached: its leading tokens that vLLM's prefix cache holds as a full prefill computed them.
+        """
+        if cached and not self.worth(plan, cached):
+            plan.declined = True
+            plan.placements.clear()
 
     def follow(self, plan: Plan, ladder: Ladder) -> None:
         """Gives a request what the quality guard leaves of its policy."""
@@ -100,7 +125,7 @@ class Planner:
         plan.stats.guard = ladder.level.value
         if ladder.policy is not None:
             plan.policy = ladder.policy
-            plan.salt = self._salt(plan, plan.ids)
+            plan.salt = salt_of(plan, self.config.sparse_attention)
             return
         plan.placements.clear()
         _mark_lost(plan.stats, plan.keys, set(plan.keys), ladder.level.value)
@@ -110,26 +135,33 @@ class Planner:
 
         A pass cannot read the paged cache: a prefix that is cached there and not stored here would be computed again.
         """
-        if isinstance(plan.policy, Full):
+        if plan.policy.recomputes_all:
             return True
         length = plan.stats.prompt_tokens
         stored = sum(p.end - p.start for p in plan.placements)
         approximate = sum(p.end - p.start for p in plan.placements if not p.exact)
         return length - stored + _USUAL_RATIO * approximate < length - computed
 
-    def _salt(self, plan: Plan, ids: npt.NDArray[np.int64]) -> bytes:
-        """Names all that the approximate KV of this prompt depends on besides the tokens before it."""
-        placed = [(p.start, p.end, p.offset, p.key) for p in plan.placements]
-        salt = blake3(repr([plan.policy.settings(), self.config.sparse_attention, placed]).encode())
-        if plan.policy.evidence(num_layers=2):
-            salt.update(ids.tobytes()).update(str(plan.question_start).encode())
-        return salt.digest(16)
+    def _chosen(self, policy: Policy | Mapping[str, Any] | None) -> Policy:
+        """The policy of a request that brings one, or settings; ConfigError for nonsense, or what costs too much."""
+        if isinstance(policy, Policy):
+            return policy  # made by an engine in this process, which has checked it
+        if not policy or not self.config.client_policy:
+            return self._default
+        chosen = self.config.make_policy(**policy)
+        require_affordable(chosen, self.lookup.facts.num_layers)
+        return chosen
 
     def conclude(self, plan: Plan, report: BlendReport | None) -> BlendStats:
         """The request's statistics; `report` is None where no blend pass ran for it."""
         stats = deepcopy(plan.stats)
+        if plan.outdated or (report is not None and report.outdated):
+            _mark_lost(stats, plan.keys, set(plan.keys), OUTDATED)
         if report is None:
             _mark_lost(stats, plan.keys, set(plan.keys), "not worth a pass" if plan.declined else PREFIX_CACHED)
+            for chunk in stats.chunks:
+                if chunk.reason == "not worth a pass" and chunk.start + chunk.tokens <= stats.prefix_cached_tokens:
+                    chunk.reason = PREFIX_CACHED
             stats.rows = 1 - stats.prefix_cached_tokens / max(1, stats.prompt_tokens)
             return stats
         stats.load_s, stats.score_s, stats.blend_s = report.load_s, report.score_s, report.blend_s
@@ -185,8 +217,3 @@ def _question_start(last: ChunkStats, length: int) -> int:
     """The text behind the last chunk is the question; where there is next to none, the prompt's last tokens are."""
     start = last.start + last.tokens
     return start if length - start >= _MIN_QUESTION else max(0, length - _LAST_TOKENS)
-
-
-def _exact_tokens(placements: list[Placement]) -> int:
-    """How many leading tokens will be as a full prefill would have them: all before the first approximate entry."""
-    return min((p.start for p in placements if not p.exact), default=placements[-1].end)
