@@ -60,15 +60,8 @@ def greedy(tokens: int, **more: Any) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=tokens, **{"ignore_eos": True} | more)
 
 
-def scope_with_passages(engine: BlendEngine) -> str:
-    """A salt of its own, so that nothing is found in the prefix cache, with the passages stored."""
-    salt = fresh()
-    engine.encode(PASSAGES, cache_salt=salt)
-    return salt
-
-
-def salted(engine: BlendEngine, *hows: dict[str, Any]) -> list[dict[str, Any]]:
-    return [how | {"cache_salt": scope_with_passages(engine)} for how in hows]
+def salted(*hows: dict[str, Any]) -> list[dict[str, Any]]:
+    return [how | {"cache_salt": fresh()} for how in hows]
 
 
 def said(outputs: list[Any]) -> list[list[int]]:
@@ -81,7 +74,7 @@ def told(output: Any) -> list[Any]:
 
 def assert_full_equals_plain(engine: BlendEngine, prompts: list[Any], params: SamplingParams) -> list[Any]:
     """Blended all at once, plain one by one."""
-    blended = together(engine, prompts, params, salted(engine, *[{"policy": "full"}] * len(prompts)))
+    blended = together(engine, prompts, params, salted(*[{"policy": "full"}] * len(prompts)))
     plain = [engine.generate(p, params, blend=False, cache_salt=fresh())[0] for p in prompts]
     assert said(blended) == said(plain)
     assert [output.finish_reason for output in blended] == [output.finish_reason for output in plain]
@@ -99,7 +92,7 @@ def filled(engine: BlendEngine, parts: list[str | Chunk], length: int) -> BlendP
 def test_rows_of_several_requests_run_in_one_forward(short: BlendEngine) -> None:
     prompts = [prompt(0, 1), prompt(4), prompt(3, 2, 1), "Once upon a time"]
     with watched(short) as seen:
-        outputs = together(short, prompts, greedy(4), salted(short, *[{"policy": "none"}] * 4))
+        outputs = together(short, prompts, greedy(4), salted(*[{"policy": "none"}] * 4))
     assert [len(jobs) for jobs in seen.passes] == [3]
     [(rows, requests)] = seen.forwards
     assert requests == 3
@@ -123,10 +116,10 @@ def test_preempted_requests_are_blended_again(short: BlendEngine, policy: str) -
     # What a resumed request finds in the prefix cache ends in the question, so that its rows are the same again.
     prompts = [filled(short, [SYSTEM, Chunk(PASSAGES[a]), "\n\n", Chunk(PASSAGES[b]), QUESTION], 3 * BLOCK - 4)
                for a, b in ((0, 1), (1, 0), (3, 4))]
-    alone = [short.generate(p, greedy(40), policy=policy, cache_salt=scope_with_passages(short))[0] for p in prompts]
+    alone = [short.generate(p, greedy(40), policy=policy, cache_salt=fresh())[0] for p in prompts]
     before, preempted = (short.stats.requests, short.stats.chunks_reused), counted(short, "num_preemptions")
     with watched(short) as seen:
-        outputs = together(short, prompts * 4, greedy(40), salted(short, *[{"policy": policy}] * 12))
+        outputs = together(short, prompts * 4, greedy(40), salted(*[{"policy": policy}] * 12))
     assert counted(short, "num_preemptions") - preempted >= 3
     again = [job for job in seen.jobs if job.resumed]
     assert len(seen.jobs) - len(again) == 12
@@ -157,9 +150,9 @@ def test_statistics_are_of_the_first_time(short: BlendEngine) -> None:
 def test_a_resumed_pass_that_fails_is_told(short: BlendEngine) -> None:
     """Half of the statistics would be wrong: the answer was begun with stored chunks and ended without."""
     wanted = filled(short, [SYSTEM, Chunk(PASSAGES[0]), QUESTION], 3 * BLOCK - 4)
-    alone = short.generate(wanted, greedy(40), policy="full", cache_salt=scope_with_passages(short))[0].token_ids
+    alone = short.generate(wanted, greedy(40), policy="full", cache_salt=fresh())[0].token_ids
     with watched(short, fail=lambda job: job.resumed) as seen:
-        outputs = together(short, [wanted] * 12, greedy(40), salted(short, *[{"policy": "full"}] * 12))
+        outputs = together(short, [wanted] * 12, greedy(40), salted(*[{"policy": "full"}] * 12))
     again = [job for job in seen.jobs if job.resumed]
     failed = [output for output in outputs if output.stats.failure]
     assert len(failed) == len({job.request_id for job in again}) > 0
@@ -176,10 +169,10 @@ def test_aborted_requests_leave_nothing(short: BlendEngine) -> None:
 
     short.flush()
     before = short._start().call(rest)
-    salt = scope_with_passages(short)
+    salt = fresh()
     expected = short.generate(prompt(1, 2), greedy(8), policy="full", cache_salt=salt)[0].token_ids
     with held(short):
-        tickets = hand_in(short, [prompt(1, 2)] * 6, greedy(8), salted(short, *[{"policy": "full"}] * 6))
+        tickets = hand_in(short, [prompt(1, 2)] * 6, greedy(8), salted(*[{"policy": "full"}] * 6))
         tickets[0].abort()
         tickets[3].abort()
     next(iter(tickets[1]))  # it is blended and has its first token
@@ -191,11 +184,11 @@ def test_aborted_requests_leave_nothing(short: BlendEngine) -> None:
 
 def test_several_samples_are_blended_once(short: BlendEngine) -> None:
     """With top_k=1 each sample is the greedy answer."""
-    [greedily] = short.generate(prompt(0, 1), greedy(8), policy="full", cache_salt=scope_with_passages(short))
+    [greedily] = short.generate(prompt(0, 1), greedy(8), policy="full", cache_salt=fresh())
     before = short.stats.requests, short.stats.chunks_reused, short.stats.chunks_prefix_cached
     with watched(short) as seen:
         [output] = short.generate(prompt(0, 1), SamplingParams(n=3, top_k=1, max_tokens=8, ignore_eos=True),
-                                  policy="full", cache_salt=scope_with_passages(short))
+                                  policy="full", cache_salt=fresh())
     assert len(seen.jobs) == 1
     assert [list(sample.token_ids) for sample in output.outputs] == [greedily.token_ids] * 3
     assert told(output) == told(greedily)
@@ -240,7 +233,7 @@ def test_prompts_at_the_edge(short: BlendEngine) -> None:
     outputs = assert_full_equals_plain(short, prompts, greedy(8))
     assert [output.stats.chunks_reused for output in outputs] == [1, 2, 3, 0, 0, 1, 1, 4]
     assert (len(outputs[-1].prompt_token_ids), len(outputs[-1].token_ids)) == (LENGTH - 1, 1)
-    query = together(short, prompts, greedy(8), salted(short, *[{}] * len(prompts)))
+    query = together(short, prompts, greedy(8), salted(*[{}] * len(prompts)))
     assert {output.stats.failure for output in query} == {""}
 
 
@@ -253,7 +246,7 @@ def test_a_hundred_chunks_of_the_least_length(short: BlendEngine) -> None:
     many = BlendPrompt("Read. ", *map(Chunk, texts), "How many?")
     [output] = assert_full_equals_plain(short, [many], greedy(8))
     assert output.stats.chunks_reused == 100
-    [query] = short.generate(many, greedy(8), cache_salt=scope_with_passages(short))
+    [query] = short.generate(many, greedy(8), cache_salt=fresh())
     assert (query.stats.chunks_reused, query.stats.failure) == (100, "")
     assert query.stats.rows < 0.5
 
@@ -285,7 +278,7 @@ def test_speculation_by_n_grams(make: Make) -> None:
     params = greedy(48, allowed_token_ids=list(range(90, 99)))
     assert_full_equals_plain(engine, [prompt(0, 1), prompt(4), prompt(3, 2)], params)
     assert counted(engine, "spec_decode_num_accepted_tokens") > accepted
-    query = together(engine, [prompt(0, 1), prompt(4)], params, salted(engine, {}, {}))
+    query = together(engine, [prompt(0, 1), prompt(4)], params, salted({}, {}))
     assert [output.stats.chunks_reused for output in query] == [2, 1]
     assert {len(output.token_ids) for output in query} == {48}
 
