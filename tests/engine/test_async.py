@@ -56,8 +56,7 @@ def unfinished(engine: AsyncBlendEngine) -> int:
 
 async def forget_all_blocks(engine: AsyncBlendEngine) -> None:
     """Empties vLLM's prefix cache."""
-    process, _ = await engine._start()
-    assert await process._llm.reset_prefix_cache()
+    assert await engine.reset_prefix_cache()
 
 
 def logprobs(output: BlendOutput) -> list[float]:

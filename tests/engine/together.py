@@ -27,7 +27,7 @@ def held(engine: BlendEngine) -> Iterator[None]:
 
 def forget_blocks(engine: BlendEngine) -> None:
     """Empties vLLM's prefix cache, so that the next requests compute what earlier ones have computed."""
-    assert engine._start().call(lambda vllm: vllm.reset_prefix_cache())
+    assert engine.reset_prefix_cache()
 
 
 def hand_in(engine: BlendEngine, prompts: list[Any], params: Any, hows: list[dict[str, Any]]) -> list[Any]:
