@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blendrag.runtime.messages import EncodeReport, Missing
+from blendrag.runtime.messages import BlendReports, EncodeReport, Missing
 from blendrag.runtime.planning.populator import Populator
 
 DECODES = SimpleNamespace(num_scheduled_tokens={"a": 1}, scheduled_new_reqs=[], total_num_scheduled_tokens=1)
@@ -37,6 +37,7 @@ class Worker:
         self.queue = queue
         self.rows: list[int] = []
         self.stored: list[int] = []
+        self.done = 0
 
     def step(self, step: Any, rate: float = TOKENS_PER_SECOND) -> int:
         """The rows that a step computes."""
@@ -45,14 +46,14 @@ class Worker:
         self.stored += [len(missing.ids) for missing in chunks]
         if not budget:
             return 0
-        rows, done = min(budget, sum(self.rows)), 0
+        rows = min(budget, sum(self.rows))
         left = rows
         while self.rows and left >= self.rows[0]:
             left -= self.rows.pop(0)
-            done += 1
+            self.done += 1
         if left:
             self.rows[0] -= left
-        self.queue.done(EncodeReport(done, rows, rows / rate))
+        self.queue.done(EncodeReport(self.done, rows, rows / rate))
         return rows
 
 
@@ -109,3 +110,13 @@ def test_chunks_under_way_do_not_leave_the_queue() -> None:
     while queue.pending:
         worker.step(IDLE)
     assert worker.stored == [3000, 3600]
+
+
+def test_a_chunk_is_stored_when_its_last_rank_has_written_its_share() -> None:
+    queue = populator(20, 30)
+    queue.take(IDLE)
+    for first, second, pending in ((1, 0, True), (2, 1, True), (2, 2, False)):
+        reports = BlendReports(encoded=EncodeReport(first, 50, 1)).aggregate(
+            BlendReports(encoded=EncodeReport(second, 50, 1)))
+        queue.done(reports.encoded)
+        assert queue.pending is pending

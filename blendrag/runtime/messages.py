@@ -132,8 +132,8 @@ class EncodeReport:
     """What a step did for `BlendMetadata.encode`, these and earlier ones.
 
     Attributes:
-        done: chunks that are done with, stored or not, in order.
-        rows: rows computed.
+        done: chunks since the engine started that are done with, stored or not; they end in order.
+        rows: rows computed in this step.
         seconds: what that took.
     """
 
@@ -184,7 +184,10 @@ class BlendReports(KVConnectorWorkerMetadata):
             mine.unwritten = mine.unwritten or report.unwritten
         self.audits = [max(pair, key=lambda result: (bool(result.failure), len(result.kl)))
                        for pair in zip(self.audits, other.audits, strict=True)]
-        return self  # every rank encodes the same chunks, and has the same fingerprint
+        if self.encoded is not None and other.encoded is not None:
+            # Every rank computes the same rows, and writes its share of an entry in its own time.
+            self.encoded.done = min(self.encoded.done, other.encoded.done)
+        return self  # all ranks have the same fingerprint
 
 
 @dataclass

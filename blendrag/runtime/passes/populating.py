@@ -58,6 +58,7 @@ class Populating:
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._chunks: deque[_Chunk] = deque()
+        self._done = 0
         self._writer = ThreadPoolExecutor(1, "blendrag-store")
 
     def advance(self, missing: Sequence[Missing], sink_ids: Sequence[int], rows: int) -> EncodeReport:
@@ -67,7 +68,7 @@ class Populating:
             sink_ids: what chunks that are no prefixes are encoded behind.
         """
         self._chunks.extend(map(_Chunk, missing))
-        waiting, computed = len(self._chunks), 0
+        computed = 0
         started = time.perf_counter()
         try:
             while computed < rows and (tile := self._tile(sink_ids, rows - computed)):
@@ -84,9 +85,10 @@ class Populating:
         except Exception as error:
             logger.warning("%d chunks of requests could not be stored: %s", len(self._chunks), error)
             logger.debug("populating failed", exc_info=True)
+            self._done += len(self._chunks)
             self._chunks.clear()
-            return EncodeReport(waiting)
-        return EncodeReport(waiting - len(self._chunks), computed, seconds)
+            return EncodeReport(self._done)
+        return EncodeReport(self._done, computed, seconds)
 
     def abandon(self) -> None:
         """Drops what is not computed; returns when what is has been written.
@@ -150,6 +152,7 @@ class Populating:
                 if error := write.exception():
                     logger.warning("a chunk of a request could not be stored: %s", error)
             self._chunks.popleft()
+            self._done += 1
 
     def _key(self, missing: Missing) -> str:
         variant = prefix_digest(()) if missing.is_prefix else NEUTRAL

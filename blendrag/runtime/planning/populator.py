@@ -53,7 +53,7 @@ class Populator:
         self._tokens = 0
         self._ready: dict[str, None] = {}
         self._running: dict[str, int] = {}
-        self._rows_left = 0
+        self._rows_left = self._ended = 0
         self._rate: float | None = None
         self._steps_waited = 0
         self.dropped = 0
@@ -94,7 +94,8 @@ class Populator:
 
     def done(self, report: EncodeReport) -> None:
         """The worker's report of a step.  What is done with, stored or not, is not tried again."""
-        ended = list(self._running)[: report.done]
+        ended = list(self._running)[: report.done - self._ended]
+        self._ended = report.done
         for key in ended:
             del self._running[key]
         self._rows_left = max(0, self._rows_left - report.rows) if self._running else 0
