@@ -7,10 +7,15 @@ import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blendrag.errors import PromptError
 from blendrag.prompt import BlendPrompt, Chunk
+from blendrag.token_cache import token_cache_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _GUARDS = ("\n", "|", "a")  # one of them is not joined to what follows it
 
@@ -43,13 +48,17 @@ def control_token_in(tokenizer: Any, text: str) -> str | None:
 
 
 class SegmentTokenizer:
-    """A Hugging Face tokenizer that encodes text and chunks separately.  Safe to call from several threads."""
+    """A Hugging Face tokenizer that encodes text and chunks separately.  Safe to call from several threads.
+
+    Each text is tokenised once: its ids are kept in a cache that all equal tokenizers in this process share.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         # Encoding data flips a switch that all users of a tokenizer share: ours is not theirs.
         self._own = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()
+        self._cache = token_cache_of(self._own)
         added = control_tokens(tokenizer)
         control = sorted({*added.values(), *tokenizer.all_special_tokens} - {""}, key=len, reverse=True)
         self._control_ids = set(added) - {tokenizer.unk_token_id}
@@ -69,10 +78,21 @@ class SegmentTokenizer:
         Args:
             first: the text begins the prompt; otherwise it continues one.
         """
-        return self._encode(text) if first or not self._adds_space else self._continue(text)
+        ids: list[int] = self.text_array(text, first=first).tolist()
+        return ids
+
+    def text_array(self, text: str, *, first: bool = False) -> npt.NDArray[np.int64]:
+        """`text_ids` as an array, int64 [tokens], which must not be written to."""
+        if first or not self._adds_space:
+            return self._cache.ids("text", text, self._encode)
+        return self._cache.ids("continued text", text, self._continue)
 
     def chunk_ids(self, text: str) -> list[int]:
         """Ids of a chunk: always the same for the same text, and never a special or added token."""
+        ids: list[int] = self._cache.ids("chunk", text, self._encode_chunk).tolist()
+        return ids
+
+    def _encode_chunk(self, text: str) -> list[int]:
         ids: list[int] = []
         for piece in self._pieces(text):
             found = self._data(piece)

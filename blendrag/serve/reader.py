@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-
-from cachetools import LRUCache
+from typing import TYPE_CHECKING
 
 from blendrag.errors import PromptError, RequestError
 from blendrag.serve.body import NamedDocument
 from blendrag.tokens import SegmentTokenizer
 
-_CACHE_BYTES = 64 * 2**20
-_BYTES_PER_TOKEN = 40
-"""Of a list of token ids and of its text, about."""
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class DocumentReader:
@@ -28,9 +26,6 @@ class DocumentReader:
         self._tokens = tokens
         self._max_model_len = max_model_len
         self._max_characters = max_model_len * tokens.longest_token
-        self._lock = threading.Lock()
-        self._cache: LRUCache[str, list[int]] = LRUCache(
-            _CACHE_BYTES, getsizeof=lambda ids: _BYTES_PER_TOKEN * (1 + len(ids)))
 
     def check(self, documents: Sequence[NamedDocument]) -> None:
         """Refuses documents that no prompt can hold, and those that would end or begin a turn of the conversation.
@@ -40,23 +35,20 @@ class DocumentReader:
         """
         for document in documents:
             long = len(document.text) > self._max_characters
-            if long or len(self.ids(document.text)) >= self._max_model_len:
+            if long or len(ids := self._array(document.text)) >= self._max_model_len:
                 raise RequestError("documents", f"{document.label} is longer than the {self._max_model_len} tokens "
                                    "that the model takes: split it")
-            if spelling := self._tokens.control_token(self.ids(document.text)):
+            if spelling := self._tokens.control_token(ids.tolist()):
                 raise RequestError("documents", f"{document.label} spells the model's control token {spelling!r}, "
                                    "which vLLM would read as such: take it out, or write it with a space in it")
 
     def ids(self, text: str) -> list[int]:
         """The token ids of a text."""
-        with self._lock:
-            if (ids := self._cache.get(text)) is not None:
-                return ids
+        ids: list[int] = self._array(text).tolist()
+        return ids
+
+    def _array(self, text: str) -> npt.NDArray[np.int64]:
         try:
-            ids = self._tokens.text_ids(text)
+            return self._tokens.text_array(text)
         except PromptError as error:
             raise RequestError("documents", str(error)) from error
-        if _BYTES_PER_TOKEN * (1 + len(ids)) <= _CACHE_BYTES:
-            with self._lock:
-                self._cache[text] = ids
-        return ids
