@@ -1,7 +1,8 @@
 """Where many sequences first occur in one: characters in a text, or token ids in a prompt.
 
 The work grows with the input's length times the logarithm of the longest sequence, whatever the input: equal
-characters, sequences that begin alike and sequences that contain each other cost no more than others.
+characters, sequences that begin alike and sequences that contain each other cost no more than that.  Ordinary input is
+done in a few looks at it (`blendrag.anchors`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+
+from blendrag.anchors import Anchors
+from blendrag.store.windows import WINDOW
 
 _Words = npt.NDArray[np.uint64]
 _Numbers = npt.NDArray[np.int64]
@@ -42,18 +47,34 @@ class Occurrences:
     """Needles that are looked for in several haystacks, one after the other; as `find_occurrences`."""
 
     def __init__(self, needles: Sequence[npt.NDArray[np.uint32]]) -> None:
+        self._needles = [np.ascontiguousarray(needle, np.uint32) for needle in needles]
         self._lengths = np.array([len(needle) for needle in needles], np.int64)
-        self._searchable = np.flatnonzero(self._lengths)
-        self._dictionary = _Dictionary([np.asarray(needles[number], np.uint32) for number in self._searchable]) \
-            if len(self._searchable) else None
+        self._short = np.flatnonzero((self._lengths > 0) & (self._lengths < WINDOW))
+        self._long = np.flatnonzero(self._lengths >= WINDOW)
 
     def find(self, haystack: npt.NDArray[np.uint32]) -> list[int]:
         """The first position of each needle, or -1."""
         places = np.where(self._lengths == 0, 0, -1)
-        if self._dictionary is not None:
-            places[self._searchable] = self._dictionary.find(np.asarray(haystack, np.uint32))
+        haystack = np.ascontiguousarray(haystack, np.uint32)
+        if len(self._short):
+            places[self._short] = self._short_ones.find(haystack)
+        if len(self._long):
+            quick = self._anchors.find(haystack)
+            places[self._long] = self._long_ones.find(haystack) if quick is None else quick
         result: list[int] = places.tolist()
         return result
+
+    @cached_property
+    def _anchors(self) -> Anchors:
+        return Anchors([self._needles[number] for number in self._long])
+
+    @cached_property
+    def _short_ones(self) -> _Dictionary:
+        return _Dictionary([self._needles[number] for number in self._short])
+
+    @cached_property
+    def _long_ones(self) -> _Dictionary:
+        return _Dictionary([self._needles[number] for number in self._long])
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def test_what_is_no_list_of_texts(tokens, texts, error):
 def test_texts_that_are_too_long_for_the_prompt_are_not_tokenised(tokens, monkeypatch):
     ids = array(tokens.text_ids(PASSAGES[0]))
     tokenised = []
-    monkeypatch.setattr(tokens, "_encode", lambda text, data=False: tokenised.append(text) or [])
+    monkeypatch.setattr(tokens, "text_array", lambda text: tokenised.append(text) or array([]))
     texts = ["word " * 100_000, PASSAGES[0], *(f"{number} {PASSAGES[1]}" for number in range(1000))]
     found = list(DocumentTokens(tokens)(texts, ids))
     assert len(found) == 1002

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag import occurrences
+from blendrag import anchors, occurrences
 from blendrag.occurrences import code_points, find_occurrences
 
 _TEXTS = st.text("ab\U0001f600", max_size=60)
@@ -28,6 +28,17 @@ def test_each_needle_is_where_str_find_finds_it(haystack: str, others: list[str]
 def test_a_long_text_is_searched_in_blocks_that_overlap(haystack: str, needles: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(occurrences, "_BLOCK", 8)
+        assert _find(haystack, needles) == [haystack.find(needle) for needle in needles]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("ab", max_size=400) | st.text(max_size=200), st.data())
+def test_long_needles_are_found_by_their_middles_or_else_as_short_ones_are(haystack: str, data: st.DataObject) -> None:
+    cuts = data.draw(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400)), max_size=12))
+    needles = [f"{haystack[start:end]}{data.draw(st.sampled_from(['', '', 'a', 'x' * 20]))}" for start, end in cuts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anchors, "_BLOCK", data.draw(st.sampled_from([7, 16, 1 << 20])))
+        patch.setattr(anchors, "_WORK_PER_ELEMENT", data.draw(st.sampled_from([0, 1, 4, 1000])))
         assert _find(haystack, needles) == [haystack.find(needle) for needle in needles]
 
 

@@ -155,7 +155,12 @@ class ChunkStore:
         if self._disk:
             return self._disk.manifest.present(keys)
         with self._lock:
-            return {key for key in keys if key in self._ram}
+            return self._ram.present(keys)
+
+    def unloaded(self, keys: Collection[str]) -> set[str]:
+        """Those of `keys` that `get` would look for on the disk."""
+        with self._lock:
+            return {key for key in keys if key not in self._ram} if self._disk else set()
 
     def delete(self, key: str) -> bool:
         """Removes an entry; says whether there was one."""

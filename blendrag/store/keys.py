@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ SCOPE_SEPARATOR = ":"
 # blake3 derives unrelated functions from these, so a prefix can never pass for an entry.
 _PREFIX = "blendrag 1 prefix token ids"
 _ENTRY = "blendrag 1 chunk entry"
+
+_FRESH_ENTRY = blake3(derive_key_context=_ENTRY)
 
 DIGEST_BYTES = 32
 
@@ -42,13 +45,19 @@ def entry_key(fingerprint: str, namespace: str, prefix: bytes, chunk_ids: TokenI
         prefix: `prefix_digest` of the tokens that the chunk was encoded behind.
         chunk_ids: the chunk.
     """
-    if len(prefix) != DIGEST_BYTES:
-        raise StoreError(f"a prefix is named by {DIGEST_BYTES} bytes, not {len(prefix)}: use prefix_digest(ids)")
-    hasher = blake3(derive_key_context=_ENTRY)
-    for text in (fingerprint, namespace):
-        content = text.encode("utf-8", "surrogatepass")
-        hasher.update(len(content).to_bytes(8, "little") + content)
-    return hasher.update(prefix).update(_id_bytes(chunk_ids)).hexdigest()
+    return entry_keys(fingerprint, namespace, (prefix,), chunk_ids)[0]
+
+
+def entry_keys(fingerprint: str, namespace: str, prefixes: Iterable[bytes], chunk_ids: TokenIds) -> list[str]:
+    """`entry_key` behind each of several prefixes."""
+    head, content = _head(fingerprint, namespace), _id_bytes(chunk_ids)
+    keys = []
+    for prefix in prefixes:
+        if len(prefix) != DIGEST_BYTES:
+            raise StoreError(f"a prefix is named by {DIGEST_BYTES} bytes, not {len(prefix)}: use prefix_digest(ids)")
+        # One update from the start is twice as fast as several: BLAKE3 then hashes whole pieces of 1 KiB side by side.
+        keys.append(_FRESH_ENTRY.copy().update(b"".join((head, prefix, content))).hexdigest())
+    return keys
 
 
 def rank_keys(key: str, ranks: int) -> list[str]:
@@ -60,7 +69,7 @@ class PrefixHasher:
     """`prefix_digest` of one prompt's beginnings: each goes on from the longest earlier one that is shorter."""
 
     def __init__(self, ids: TokenIds) -> None:
-        self._content = memoryview(_id_bytes(ids))
+        self._content = _id_bytes(ids)
         self._ends = [0]
         self._hashers = {0: _fresh()}
 
@@ -80,10 +89,20 @@ def _fresh() -> blake3:
     return blake3(derive_key_context=_PREFIX)
 
 
-def _id_bytes(ids: TokenIds) -> bytes:
-    """Eight bytes a token, little-endian: as every id is as long as the next, no two lists share their bytes."""
+@lru_cache(256)
+def _head(fingerprint: str, namespace: str) -> bytes:
+    """What the hashed bytes of all entries of a model and namespace begin with."""
+    texts = [text.encode("utf-8", "surrogatepass") for text in (fingerprint, namespace)]
+    return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+
+
+def _id_bytes(ids: TokenIds) -> memoryview:
+    """Eight bytes a token, little-endian: as every id is as long as the next, no two lists share their bytes.
+
+    Those of an array of such numbers are its own, not a copy.
+    """
     array = np.asarray(ids)
     flat = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
     if not flat or (array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max):
         raise StoreError("token ids must be a flat sequence of whole numbers: pass what the tokenizer returned")
-    return array.astype("<i8").tobytes()
+    return np.ascontiguousarray(array, "<i8").view(np.uint8).data

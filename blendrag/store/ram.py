@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from blendrag.store.entry import KVEntry
@@ -46,6 +46,10 @@ class RamTier:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def present(self, keys: Iterable[str]) -> set[str]:
+        """Those of `keys` that are held."""
+        return set(filter(self._held.__contains__, keys))
 
     def keys(self) -> list[str]:
         """Keys, the least recently used first."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from blendrag.occurrences import find_occurrences
+from blendrag.store.windows import prompt_ids
 from blendrag.tokens import SegmentTokenizer
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ Span = tuple[int, int]
 
 _EDGE = 8
 """Tokens at either end of a document that BPE may have merged with what stands beside it."""
-_REMEMBERED = 2048
-"""Documents whose tokens are kept: popular ones come again, and this is done on the scheduler's thread."""
 _MAX_ID = 2**31 - 1
 _TAKEN = 2**32 - 1
 """Takes the place of tokens that belong to a document already: no document has it."""
@@ -55,7 +54,6 @@ class DocumentTokens:
 
     def __init__(self, tokens: SegmentTokenizer | None) -> None:
         self._tokens = tokens
-        self._ids = lru_cache(_REMEMBERED)(self._encode)
         self._lengths = _token_lengths(tokens.tokenizer.get_vocab() if tokens else {})
 
     def __call__(self, texts: Any, prompt: Sequence[int]) -> Iterator[npt.NDArray[np.int64]]:
@@ -76,27 +74,23 @@ class DocumentTokens:
             raise TypeError(f"documents are a list of texts, not {type(texts).__name__}")
         if not texts:
             return
-        ids = np.array(prompt, np.int64)
-        in_vocabulary = ids[(ids >= 0) & (ids < len(self._lengths))]
         # The tokenizer may compose characters, and a document's edges may be other tokens than in the prompt.
-        longest = 2 * int(self._lengths[in_vocabulary].sum()) + 2 * _EDGE * int(self._lengths.max())
+        characters = int(self._lengths.take(prompt_ids(prompt), mode="clip").sum())
+        longest = 2 * characters + 2 * _EDGE * int(self._lengths.max())
         room = 2 * longest
         for text in texts:
             if not isinstance(text, str):
                 raise TypeError(f"a document is a text, not {type(text).__name__}")
             if len(text) <= min(longest, room):
                 room -= len(text)
-                yield self._ids(text)
+                yield self._tokens.text_array(text) if self._tokens else np.zeros(0, np.int64)
             else:
                 yield np.zeros(0, np.int64)
-
-    def _encode(self, text: str) -> npt.NDArray[np.int64]:
-        return np.array(self._tokens.text_ids(text) if self._tokens else [], np.int64)
 
 
 def as_ids(ids: list[int]) -> npt.NDArray[np.int64]:
     """A document whose token ids are known, as `locate` takes it."""
-    return np.array(ids, np.int64)
+    return np.frombuffer(array("I", ids), np.uint32).astype(np.int64)  # half of what numpy takes for a list
 
 
 def locate(prompt: npt.NDArray[np.int64], documents: Iterable[npt.NDArray[np.int64]],
@@ -115,26 +109,33 @@ def locate(prompt: npt.NDArray[np.int64], documents: Iterable[npt.NDArray[np.int
     Returns:
         What was found, and the lengths of the documents that were not.
     """
+    documents = sorted(documents, key=len, reverse=True)  # a short one may also stand inside of a long one
+    if not documents:
+        return [], []
     search = _Search(prompt)
     for start, end in taken:
         search.take(start, end)
     possible: list[npt.NDArray[np.int64]] = []
     lost: list[int] = []
-    for ids in sorted(documents, key=len, reverse=True):  # a short one may also stand inside of a long one
-        fits = 0 < len(ids) <= len(prompt) + 2 * _EDGE and ids.min() >= 0 and ids.max() <= _MAX_ID
+    for ids in documents:
+        # A negative number is a huge one without its sign.
+        fits = 0 < len(ids) <= len(prompt) + 2 * _EDGE and ids.view(np.uint64).max() <= _MAX_ID
         if fits:
             possible.append(ids)
         else:
             lost.append(len(ids))
-    inner = [ids[_edge(ids) : len(ids) - _edge(ids)].astype(np.uint32) for ids in possible]
+    whole = [ids.astype(np.uint32) for ids in possible]
+    inner = [tokens[_edge(tokens) : len(tokens) - _edge(tokens)] for tokens in whole]
     located: list[Marked] = []
-    for ids, inside, first in zip(possible, inner, find_occurrences(search.free, inner), strict=True):
+    for ids, tokens, inside, first in zip(possible, whole, inner, find_occurrences(search.free, inner), strict=True):
         at = search.find(inside, first)
         if at < 0:
             lost.append(len(ids))
-        else:
-            located.append(_extended(search.free, ids, at))
-            search.take(located[-1].start, located[-1].end)
+            continue
+        start = at - _edge(ids)
+        located.append(Marked(start, start + len(ids), ids) if search.holds(tokens, start)
+                       else _extended(search.free, ids, at))
+        search.take(located[-1].start, located[-1].end)
     return sorted(located, key=lambda place: place.start), lost
 
 
@@ -146,8 +147,7 @@ class _Search:
     """
 
     def __init__(self, prompt: npt.NDArray[np.int64]) -> None:
-        tokens = np.where((prompt >= 0) & (prompt <= _MAX_ID), prompt, _TAKEN)
-        self._bytes = bytearray(tokens.astype(np.uint32).tobytes())
+        self._bytes = bytearray(prompt_ids(prompt).tobytes())
         self.free = np.frombuffer(self._bytes, np.uint32)
         self._work = _SCANS * len(self._bytes)
         self._resume: dict[bytes, int] = {}
@@ -156,13 +156,17 @@ class _Search:
         """Makes a place unavailable."""
         self.free[start:end] = _TAKEN
 
+    def holds(self, tokens: npt.NDArray[np.uint32], start: int) -> bool:
+        """Whether tokens are free at a place."""
+        return start >= 0 and self._bytes.startswith(tokens.tobytes(), 4 * start)
+
     def find(self, tokens: npt.NDArray[np.uint32], first: int) -> int:
         """Where tokens are free now; -1 where they are not, or where further search would cost too much.
 
         Args:
             first: their first place when nothing was taken, or -1.
         """
-        if first < 0 or np.array_equal(self.free[first : first + len(tokens)], tokens):
+        if first < 0 or self.holds(tokens, first):
             return first
         content = tokens.tobytes()
         at = self._resume.get(content, 4 * first)  # what was taken before stays taken
@@ -186,7 +190,7 @@ def _extended(free: npt.NDArray[np.uint32], ids: npt.NDArray[np.int64], at: int)
     return Marked(at - left, end + right, ids, edge - left)
 
 
-def _edge(ids: npt.NDArray[np.int64]) -> int:
+def _edge(ids: npt.NDArray[Any]) -> int:
     return min(_EDGE, len(ids) // 4)
 
 
@@ -197,7 +201,7 @@ def _equal(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> int:
 
 
 def _token_lengths(vocabulary: dict[str, int]) -> npt.NDArray[np.int64]:
-    """Characters that each token stands for at most, by its id."""
-    lengths = np.zeros(max(vocabulary.values(), default=0) + 1, np.int64)
+    """Characters that each token stands for at most, by its id; the last one is 0, for all other numbers."""
+    lengths = np.zeros(max(vocabulary.values(), default=0) + 2, np.int64)
     lengths[list(vocabulary.values())] = list(map(len, vocabulary))
     return lengths

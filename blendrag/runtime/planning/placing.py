@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,10 +33,18 @@ class Plan:
         exact_tokens: so many leading tokens will be as a full prefill has them.
         salt: what the KV of the others depends on, see `salt_of`; empty where there are none.
         explain: tell token by token what a pass did.
-        declined: vLLM's prefix cache left less to compute than a blend pass would have.
+        always: blend whatever is stored, also where a full prefill is estimated to be as quick.
+        declined: a full prefill was estimated to be as quick as a blend pass.
         prefill: vLLM's own count of the prompt tokens it need not compute, once a pass is under way.
         fingerprint: what the entries are named after.
         outdated: the engine has another fingerprint now.
+        refused: this kind of request is never blended.
+        read: leading tokens that a pass reads from vLLM's paged cache, where that holds them.
+        salts: what the request's blocks are filed under; empty where all are exact.
+        hashes: of its blocks, unsalted, where there are salts; they grow along with it.
+        kind: `kind_of` what a pass does.
+        last_block: the hash of its last full block when it was last looked up; None where it has none.
+        failed: a pass could not write its blocks.
     """
 
     policy: Policy
@@ -48,10 +57,18 @@ class Plan:
     exact_tokens: int = 0
     salt: bytes = b""
     explain: bool = False
+    always: bool = False
     declined: bool = False
     prefill: Any = None
     fingerprint: str = ""
     outdated: bool = False
+    refused: bool = False
+    read: int = 0
+    salts: tuple[tuple[int, bytes], ...] = ()
+    hashes: list[Any] = field(default_factory=list)
+    kind: bytes = b""
+    last_block: Any = None
+    failed: bool = False
 
 
 class Placing:
@@ -69,42 +86,48 @@ class Placing:
         self.ids = ids
         self.limit = len(ids) - 1  # the last token is vLLM's
         self.marked = marked
-        self.matches = sorted((match for scope in scopes for match in lookup.matches(scope, ids[: self.limit])
-                               if match.end - match.start >= lookup.config.min_chunk_tokens),
-                              key=lambda match: match.start)
+        by_scope = [[match for match in lookup.matches(scope, ids[: self.limit])
+                     if match.end - match.start >= lookup.config.min_chunk_tokens] for scope in scopes]
+        self.matches = sorted(chain(*by_scope), key=lambda match: match.start)
+        self._whole = [{(match.start, match.end): match.variants for match in matches
+                        if match.end - match.start == match.tokens} for matches in by_scope]
         self._hasher = PrefixHasher(ids)
         self._digests: dict[int, bytes] = {}
+        self._behind: list[int] = []
+        self._usual: set[bytes] = set()
 
     def place(self, plan: Plan) -> None:
         first = self._first()
-        wanted = [self._variants(mark, first) if self._usable(mark) else [] for mark in self.marked]
-        matched = [[match.variants[digest] for digest in self._fitting(match.start, first, match.offset)
-                    if digest in match.variants] for match in self.matches]
+        self._behind = sorted({first, *(mark.start for mark in self.marked[:1])})
+        self._usual = {NEUTRAL, *map(self._digest, self._behind)}
+        wanted = [self._variants(mark) if self._usable(mark) else {} for mark in self.marked]
+        matched = [{match.variants[digest]: exact
+                    for digest, exact in self._fitting(match.start, match.offset, match.variants).items()
+                    if digest in match.variants} for match in self.matches]
         prefix_keys = [self.lookup.key(scope, prefix_digest(()), self.ids[:first]) for scope in self.scopes]
-        present = self.lookup.present([*prefix_keys, *(key for keys in [*wanted, *matched] for key in keys)])
+        present = self.lookup.present([*prefix_keys, *chain(*wanted, *matched)])
         prefix_key = next((key for key in prefix_keys if key in present), "")
         if first and prefix_key:
             plan.placements.append(Placement(0, min(first, self.limit), prefix_key, exact=True))
         elif first >= self.lookup.config.min_chunk_tokens and self.lookup.seen(prefix_keys[0]):
             plan.missing.append(Missing(self.ids[:first].tolist(), True, self.scope))
-        taken = np.zeros(len(self.ids), bool)
-        taken[:first] = True
+        taken = bytearray(len(self.ids))
+        taken[:first] = b"\1" * first
         found: list[tuple[ChunkStats, str]] = []
         for mark, keys in zip(self.marked, wanted, strict=True):
             key = next((key for key in keys if key in present), "")
             chunk = self._marked_chunk(plan, mark, key)
             if chunk.reused:
-                chunk.exact = mark.offset == 0 and key in keys[: len(self.scopes)]
-                taken[mark.start : mark.end] = True
+                chunk.exact = keys[key]
+                taken[mark.start : mark.end] = b"\1" * (mark.end - mark.start)
                 plan.placements.append(Placement(mark.start, min(mark.end, self.limit), key, chunk.exact, mark.offset))
             found.append((chunk, key))
         for match, keys in zip(self.matches, matched, strict=True):
             key = next((key for key in keys if key in present), "")
-            if key and not taken[match.start : match.end].any():
-                taken[match.start : match.end] = True
-                exact = match.offset == 0 and key == match.variants.get(self._digest(match.start))
-                found.append((ChunkStats(match.start, match.end - match.start, reused=True, exact=exact), key))
-                plan.placements.append(Placement(match.start, match.end, key, exact, match.offset))
+            if key and taken.find(1, match.start, match.end) < 0:
+                taken[match.start : match.end] = b"\1" * (match.end - match.start)
+                found.append((ChunkStats(match.start, match.end - match.start, reused=True, exact=keys[key]), key))
+                plan.placements.append(Placement(match.start, match.end, key, keys[key], match.offset))
         found.sort(key=lambda item: (item[0].start, -item[0].tokens))
         plan.stats.chunks = [chunk for chunk, _ in found]
         plan.keys = [key for _, key in found]
@@ -119,16 +142,35 @@ class Placing:
                 break
         return min(starts, default=0)
 
-    def _variants(self, mark: Marked, first: int) -> list[str]:
-        """The keys that would serve a marked chunk, the best first; that of a whole one is exact."""
-        return [self.lookup.key(scope, digest, mark.ids)
-                for digest in self._fitting(mark.start, first, mark.offset) for scope in self.scopes]
+    def _variants(self, mark: Marked) -> dict[str, bool]:
+        """The keys that would serve a marked chunk, the best first, and whether each is exact.
 
-    def _fitting(self, start: int, first: int, offset: int = 0) -> list[bytes]:
-        """Digests of the prefixes that a chunk at `start` may have been encoded behind, the best first."""
-        behind = {first, self.marked[0].start} if self.marked else {first}
-        places = ([start] if offset == 0 else []) + sorted(behind - {start})
-        return [*map(self._digest, places), NEUTRAL]
+        The content index has found most of them with the chunk, so that they need not be made by hashing it.  It does
+        not know what is stored as the beginning of prompts.
+        """
+        whole = mark.end - mark.start == len(mark.ids) and mark.start > 0
+        known = [variants.get((mark.start, mark.end)) if whole else None for variants in self._whole]
+        complete = [variants for variants in known if variants is not None]
+        fitting = self._fitting(mark.start, mark.offset,
+                                set().union(*complete) if len(complete) == len(known) else None)
+        by_scope = [self.lookup.keys(scope, fitting, mark.ids) if variants is None else
+                    [variants.get(digest, "") for digest in fitting]
+                    for scope, variants in zip(self.scopes, known, strict=True)]
+        return {key: exact for *keys, exact in zip(*by_scope, fitting.values(), strict=True) for key in keys if key}
+
+    def _fitting(self, start: int, offset: int, stored: Collection[bytes] | None) -> dict[bytes, bool]:
+        """Digests of the prefixes that a chunk at `start` may have been encoded behind, the best first, and whether
+        each is all that precedes the chunk here.
+
+        Args:
+            stored: digests of the prefixes that it was encoded behind; None where that is not known.
+        """
+        fitting = {}
+        # The digest of all that precedes a chunk takes longer than the rest: few chunks are stored behind such.
+        if offset == 0 and (start in self._behind or stored is None or not self._usual.issuperset(stored)):
+            fitting[self._digest(start)] = True
+        fitting |= {self._digest(place): False for place in self._behind if place != start}
+        return fitting | {NEUTRAL: False}
 
     def _marked_chunk(self, plan: Plan, mark: Marked, key: str) -> ChunkStats:
         chunk = ChunkStats(mark.start, mark.end - mark.start)
