@@ -1,4 +1,4 @@
-"""Writes examples/data/*.json: questions about a region that does not exist, in three kinds.
+"""Writes examples/data/*.json: questions about a region that does not exist, in three kinds, and conversations.
 
 `python scripts/make_questions.py` writes the files anew; they are the same every time.
 """
@@ -107,6 +107,38 @@ MULTI_HOP: list[tuple[str, list[str], list[str]]] = [
 ]
 """Questions, their answers, and the two passages that it takes to answer them."""
 
+FOLLOW_UPS: list[list[tuple[str, list[str], str]]] = [
+    [("Whom did he marry?", ["Ellen Rook"], "Alan Marsh"),
+     ("In which year did a flood carry away the bridge of that town?", ["1912", "in 1912"], "Tarn Bridge")],
+    [("In which building is it held?", ["the corn exchange", "in the corn exchange"], "Tarn Bridge"),
+     ("When was the lighthouse at Skerry Point built?", ["1847", "in 1847"], "Skerry Point")],
+    [("Where did she work before she bought her first goats?", ["a paint factory", "in a paint factory"],
+      "Judith Kell"),
+     ("For how long does Alder ripen?", ["three weeks", "for three weeks"], "Heron Valley Dairy")],
+    [("What did she teach before she went into politics?", ["geography"], "Maria Okafor"),
+     ("Of which breed are the dairy's goats?", ["Toggenburg", "the Toggenburg breed"], "Heron Valley Dairy")],
+    [("What did his sister propose?", ["the reservoir above Heron Valley", "a reservoir"], "Maria Okafor"),
+     ("Who gave the town hall of Ormsby its roof?", ["Josiah Finch", "the ropemaker Josiah Finch"], "Ormsby")],
+    [("How long is that river?", ["seventy-one kilometres", "71 kilometres"], "The river Eller"),
+     ("What was mined on Grey Moor?", ["lead"], "Grey Moor")],
+    [("How many knots are in his collection?", ["four hundred and twelve", "412"], "Josiah Finch"),
+     ("For which island do ferries leave Ormsby?", ["Linn", "the island of Linn"], "Ormsby")],
+    [("On which floor did she put the kitchen?", ["the top floor", "on the top floor"], "Hotel Meridian"),
+     ("What did Josiah Finch turn to when whaling ended?", ["lifts", "to lifts"], "Josiah Finch")],
+    [("How high is that moor?", ["540 metres", "540 metres high"], "Grey Moor"),
+     ("In which year did she join the society of architects?", ["1874", "in 1874"], "Clara Venn")],
+    [("How many metres of wall does he lay a day?", ["about three", "three", "about three metres"], "Peter Sand"),
+     ("What do the sheep of Linn eat in winter?", ["seaweed"], "The island of Linn")],
+    [("What did she paint in her last years?", ["rain"], "Clara Venn"),
+     ("In which year did the hotel open?", ["1879", "in 1879"], "Hotel Meridian")],
+    [("Where does its orchestra rehearse?", ["the old ropewalk", "in the old ropewalk"], "Ormsby"),
+     ("In which year were salmon counted in the Eller again?", ["1998", "in 1998"], "The river Eller")],
+]
+"""What is asked after each question of MULTI_HOP: its answers, and the passage that it takes.
+
+The first stays with what the conversation is about and names it by a pronoun, the second turns to something else.
+"""
+
 SUMMARIES: list[tuple[str, str, list[str]]] = [
     ("Summarise what the passages say about water: rivers, reservoirs and rain.",
      "The river Eller rises on Grey Moor, where it rains on 251 days of the year, and reaches the sea at Ormsby; "
@@ -148,6 +180,17 @@ def multi_hop(rng: random.Random) -> list[dict[str, Any]]:
     """Each question with the passages that answer it, hidden among six others."""
     return [{"ctxs": _ctxs(rng, needed, 6), "question": question, "answers": answers}
             for question, answers, needed in MULTI_HOP]
+
+
+def conversations(rng: random.Random) -> list[dict[str, Any]]:
+    """Three turns over the passages that answer all three questions, hidden among others: eight in all."""
+    entries = []
+    for (question, answers, needed), asked in zip(MULTI_HOP, FOLLOW_UPS, strict=True):
+        titles = list(dict.fromkeys([*needed, *(passage for _, _, passage in asked)]))
+        follow_ups = [{"question": text, "answers": right} for text, right, _ in asked]
+        entries.append({"ctxs": _ctxs(rng, titles, 8 - len(titles)), "question": question, "answers": answers,
+                        "follow_ups": follow_ups})
+    return entries
 
 
 def lookup(rng: random.Random) -> list[dict[str, Any]]:
@@ -192,7 +235,8 @@ def _entry(rng: random.Random, day: int, month: str) -> tuple[str, tuple[str, st
 def main() -> None:
     """Writes the files."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, make in (("multihop", multi_hop), ("lookup", lookup), ("summaries", summaries)):
+    for name, make in (("multihop", multi_hop), ("lookup", lookup), ("summaries", summaries),
+                       ("conversations", conversations)):
         entries = make(random.Random(name))
         (FOLDER / f"{name}.json").write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", "utf-8")
 

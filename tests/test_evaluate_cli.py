@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from blendrag import BlendConfig
 from blendrag.cli import app
 from blendrag.cli import eval as command
-from blendrag.evaluate import engine_arguments, shuffled
+from blendrag.evaluate import conversations_of, engine_arguments, load_questions, shuffled
 from blendrag.evaluate.ask import TOP_TOKENS
 from blendrag.runtime.engine.options import engine_options
 
@@ -25,7 +25,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def run_eval(*args: Any) -> Any:
-        names = "model", "dataset", "questions", "settings", "config", "tokens", "json", "html", "console", "engine"
+        names = ("model", "dataset", "questions", "settings", "config", "tokens", "json", "html", "console", "engine",
+                 "turns")
         found.update(zip(names, args, strict=True))
         return type("Found", (), {"interrupted": False, "failures": []})
 
@@ -49,12 +50,22 @@ def test_what_a_user_types_becomes_what_is_measured(told: dict[str, Any], tmp_pa
     assert CliRunner().invoke(app, ["eval", "m", *typed, "--shuffle", "7"]).exit_code == 0
     assert told["questions"] == shuffled(listed, 7)
     assert told["dataset"] == f"{DATA}, shuffled with seed 7"
+    assert told["turns"] is False
+
+
+def test_questions_become_conversations(told: dict[str, Any]) -> None:
+    typed = ["--data", DATA, "--limit", "3", "--turns", "2", "--shuffle", "7"]
+    assert CliRunner().invoke(app, ["eval", "m", *typed]).exit_code == 0
+    assert told["turns"] is True
+    assert told["questions"] == shuffled(conversations_of(load_questions(Path(DATA), 3), 2), 7)
+    assert told["dataset"] == f"{DATA}, in conversations of 2 turns, shuffled with seed 7"
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--data", "none.json"], "cannot be read"),
     (["--data", DATA, "--policies", "magic"], "there is no policy 'magic'"),
     (["--data", DATA, "--html", "/nowhere/report.html"], "cannot be written"),
+    (["--data", DATA, "--limit", "1", "--turns", "2"], "no 2 questions with answers of their own"),
     (["--data", DATA, "--html", "same", "--json", "same"], "give each a file of its own"),
 ])
 def test_what_cannot_work_is_refused_at_once(told: dict[str, Any], arguments: list[str], said: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blendrag.errors import DatasetError
-from blendrag.evaluate import Question, load_questions, shuffled
+from blendrag.evaluate import FollowUp, Question, load_questions, shuffled
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = {"title": "Eller", "text": "The Eller rises on Grey Moor."}
@@ -42,6 +42,15 @@ def test_a_log_of_a_rag_application(tmp_path: Path) -> None:
     assert load_questions(path, limit=1) == [where]
 
 
+def test_a_conversation(tmp_path: Path) -> None:
+    asked = ["And when?", {"question": "How long?", "answer": "71 km", "instruction": "Be brief."}]
+    entry = {"ctxs": [DOCUMENT], "question": "Where?", "follow_ups": asked}
+    alone = {"ctxs": [DOCUMENT], "question": "Where?", "follow_ups": None}
+    first, second = load_questions(written(tmp_path, [entry, alone]))
+    assert first.follow_ups == (FollowUp("And when?"), FollowUp("How long?", ("71 km",), "Be brief."))
+    assert second.follow_ups == ()
+
+
 def test_lines_of_an_indented_list_are_counted(tmp_path: Path) -> None:
     entries = [{"question": "A?", "ctxs": ["x"]}, {"question": "B?", "ctxs": ["y"]}]
     assert [q.line for q in load_questions(written(tmp_path, json.dumps(entries, indent=1)))] == [2, 8]
@@ -63,6 +72,11 @@ def test_lines_of_an_indented_list_are_counted(tmp_path: Path) -> None:
     ({"question": "A?", "ctxs": ["x"], "answers": ["y", 1847]}, r"line 1: answers\[1\] is a number"),
     ({"question": "A?", "ctxs": ["x"], "answer": True}, "line 1: answer is a truth value"),
     ({"question": "A?", "ctxs": ["x"], "instruction": []}, "line 1: instruction is empty"),
+    ({"question": "A?", "ctxs": ["x"], "follow_ups": "B?"}, "line 1: follow_ups is a text: give a list"),
+    ({"question": "A?", "ctxs": ["x"], "follow_ups": ["B?", 7]}, r"line 1: follow_ups\[1\] is a number: give a text"),
+    ({"question": "A?", "ctxs": ["x"], "follow_ups": [{"answer": "y"}]}, r"follow_ups\[0\].question is missing"),
+    ({"question": "A?", "ctxs": ["x"], "follow_ups": [{"question": "B?", "answers": [3]}]},
+     r"line 1: follow_ups\[0\]: answers\[0\] is a number"),
 ])
 def test_an_entry_that_is_wrong_is_named(tmp_path: Path, entry: Any, said: str) -> None:
     with pytest.raises(DatasetError, match=said):
@@ -87,13 +101,15 @@ def test_files_that_are_no_data_sets(tmp_path: Path) -> None:
         load_questions(tmp_path / "latin")
 
 
-@pytest.mark.parametrize("name", ["multihop", "lookup", "summaries"])
+@pytest.mark.parametrize("name", ["multihop", "lookup", "summaries", "conversations"])
 def test_the_data_sets_that_we_ship(name: str) -> None:
     questions = load_questions(ROOT / "examples/data" / f"{name}.json")
     assert len(questions) >= 6
     for question in questions:
         assert question.answers
         assert len(set(question.chunks)) == len(question.chunks) >= 4
+        assert len(question.follow_ups) == (2 if name == "conversations" else 0)
+        assert all(follow_up.answers for follow_up in question.follow_ups)
 
 
 def test_the_data_sets_are_what_their_script_makes(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ def evaluate(
     shuffle: Annotated[int | None, typer.Option(
         metavar="SEED", help="Put the documents of each question into another order, drawn with this seed.")] = None,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 32,
+    turns: Annotated[int | None, typer.Option(
+        min=2, help="Hold conversations of so many turns, and measure the later ones continued and blended anew. They "
+        "are the follow_ups of the data, or the questions behind each.")] = None,
     settings: Annotated[Path | None, typer.Option(
         help="A YAML file of BlendConfig's settings, as `blendrag serve` takes it.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
@@ -55,39 +58,45 @@ def evaluate(
         raise ConfigError("name the model first: blendrag eval MODEL --data FILE.json")
     suited = prepare(verbose)
     from blendrag.config import BlendConfig
-    from blendrag.evaluate import load_questions, settings_of, shuffled
+    from blendrag.evaluate import conversations_of, load_questions, settings_of, shuffled
     from blendrag.runtime.engine.options import engine_options
 
     config = BlendConfig.from_yaml(settings) if settings else BlendConfig()
     chosen = settings_of(policies, ratio or [], config)
     questions, dataset = load_questions(data, limit), str(data)
+    if turns is not None:
+        questions, dataset = conversations_of(questions, turns), f"{dataset}, in conversations of {turns} turns"
     if shuffle is not None:
-        questions, dataset = shuffled(questions, shuffle), f"{data}, shuffled with seed {shuffle}"
+        questions, dataset = shuffled(questions, shuffle), f"{dataset}, shuffled with seed {shuffle}"
     if json_file is not None and json_file == html_file:
         raise ConfigError(f"--json and --html both name {json_file}: give each a file of its own")
     for file in filter(None, (json_file, html_file)):
         check_writable(file)
     engine_args = suited | engine_options(context.args)
     found = run_eval(model, dataset, questions, chosen, config, answer_tokens, json_file, html_file, Console(),
-                     engine_args)
+                     engine_args, turns is not None)
     if found.interrupted or found.failures:
         raise typer.Exit(_INTERRUPTED if found.interrupted else 1)
 
 
 def run_eval(model: str, dataset: str, questions: list[Question], settings: list[Setting], config: BlendConfig,
              answer_tokens: int, json_file: Path | None, html_file: Path | None, console: Console,
-             engine_args: dict[str, Any]) -> Evaluation:
+             engine_args: dict[str, Any], turns: bool = False) -> Evaluation:
     """Measures, shows the table and writes the files, also after Ctrl-C and where questions failed.
+
+    Args:
+        turns: measure the follow-ups of each question, too.
 
     Raises:
         BlendError: a model that cannot be loaded, a file that cannot be written, or not one question measured.
     """
     from blendrag.engine import BlendEngine
     from blendrag.evaluate import engine_arguments as needed
-    from blendrag.evaluate import evaluate, summarise
+    from blendrag.evaluate import evaluate, summarise, summarise_turns
     from blendrag.evaluate.blendmap import map_prompt
     from blendrag.evaluate.html import report
     from blendrag.evaluate.table import show
+    from blendrag.evaluate.turn_table import show_turns
     from blendrag.machine import device
     from blendrag.models import engine_arguments, resolve
     from blendrag.profile import default_policy
@@ -95,18 +104,21 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
 
     args = engine_arguments(model) | engine_args
     # A guard would audit what is measured, and could turn it off meanwhile.
-    # What is encoded for the measurement stays out of the user's store.
-    measured_with = config.model_copy(update={"store_path": None, "quality_guard": None})
+    # What is encoded for the measurement stays out of the user's store.  Policies are compared, so all are blended; and
+    # what continuing a conversation costs is asked, not whether.
+    measured_with = config.model_copy(update={"store_path": None, "quality_guard": None, "blend": "always",
+                                              "conversations": "continue"})
     with BlendEngine(resolve(model), config=measured_with, **(args | needed(args))) as engine:
         with console.status("starting vLLM"):
             used, _ = default_policy(config, engine.fingerprint)
         with progress_bar(console, "questions") as on_progress:
             found = evaluate(engine, questions, settings, default=used, answer_tokens=answer_tokens,
-                             on_progress=on_progress)
+                             turns=turns, on_progress=on_progress)
         summaries = summarise(found)
         title = f"{model} on {dataset}, {device()}"
         if found.questions:
             show(console, found, summaries, title)
+            show_turns(console, summarise_turns(found))
         try:
             if json_file:
                 told = {"model": model, "dataset": dataset} | _told(found, summaries)
@@ -125,7 +137,11 @@ def run_eval(model: str, dataset: str, questions: list[Question], settings: list
 
 def _told(found: Evaluation, summaries: Sequence[Summary]) -> dict[str, Any]:
     """What the JSON file says of a measurement."""
+    from blendrag.evaluate.turn_summary import summarise_turns, transcripts
+
     told: dict[str, Any] = {"policies": [summary.to_dict() for summary in summaries]}
+    if turns := [summary.to_dict() for turn in summarise_turns(found) for summary in turn]:
+        told |= {"turns": turns, "conversations": transcripts(found)}
     if found.failures:
         told["left_out"] = [{"line": f.question.line, "reason": f.reason} for f in found.failures]
     if found.interrupted:

@@ -16,6 +16,20 @@ _SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True)
+class FollowUp:
+    """A further question of a conversation, about the documents that are in the prompt already.
+
+    Attributes:
+        text: the question.
+        answers, instruction: as a `Question` has them.
+    """
+
+    text: str
+    answers: tuple[str, ...] = ()
+    instruction: str | None = None
+
+
+@dataclass(frozen=True)
 class Question:
     """One question and what was retrieved for it.
 
@@ -25,6 +39,7 @@ class Question:
         answers: any of them is right; empty where none is known.
         instruction: how to answer, instead of the usual five words.
         line: where it stands in the file.
+        follow_ups: what is asked next, in the same conversation.
     """
 
     text: str
@@ -32,6 +47,7 @@ class Question:
     answers: tuple[str, ...] = ()
     instruction: str | None = None
     line: int = 0
+    follow_ups: tuple[FollowUp, ...] = ()
 
 
 def load_questions(path: Path, limit: int | None = None) -> list[Question]:
@@ -39,8 +55,9 @@ def load_questions(path: Path, limit: int | None = None) -> list[Question]:
 
     An entry is `{"ctxs": [{"title": ..., "text": ...}, ...], "question": ..., "answers": [...]}`, as MuSiQue and
     HotpotQA are passed around.  Documents may be plain texts, `answer` may stand for `answers`, and both may be
-    missing; `instruction` is optional, and other fields are ignored.  The file is a JSON list of entries, or one entry
-    a line.
+    missing; `instruction` is optional, and other fields are ignored.  An entry that begins a conversation has
+    `follow_ups`, a list of further questions: texts, or objects with `question` and perhaps `answers` and
+    `instruction`.  The file is a JSON list of entries, or one entry a line.
 
     Args:
         limit: read no more than the first so many.
@@ -112,9 +129,28 @@ def _question(entry: Any, line: int, where: str) -> Question:
     if not isinstance(documents, list) or not documents:
         raise DatasetError(f"{where}: ctxs is {_kind(documents)}: give a list of at least one document")
     chunks = tuple(_chunk(document, f"{where}: ctxs[{number}]") for number, document in enumerate(documents))
-    instruction = entry.get("instruction")
+    follow_ups = entry.get("follow_ups")
+    if follow_ups is None:
+        follow_ups = []
+    if not isinstance(follow_ups, list):
+        raise DatasetError(f"{where}: follow_ups is {_kind(follow_ups)}: give a list of further questions")
     return Question(_text(entry["question"], f"{where}: question"), chunks, _answers(entry, where),
-                    None if instruction is None else _text(instruction, f"{where}: instruction"), line)
+                    _instruction(entry, where), line,
+                    tuple(_follow_up(one, f"{where}: follow_ups[{n}]") for n, one in enumerate(follow_ups)))
+
+
+def _follow_up(entry: Any, where: str) -> FollowUp:
+    if not isinstance(entry, Mapping):
+        return FollowUp(_text(entry, where))
+    if "question" not in entry:
+        raise DatasetError(f"{where}.question is missing: a follow-up is a text, or an object with question and "
+                           "perhaps answers")
+    return FollowUp(_text(entry["question"], f"{where}.question"), _answers(entry, where), _instruction(entry, where))
+
+
+def _instruction(entry: Mapping[str, Any], where: str) -> str | None:
+    instruction = entry.get("instruction")
+    return None if instruction is None else _text(instruction, f"{where}: instruction")
 
 
 def _chunk(document: Any, where: str) -> str:

@@ -15,6 +15,7 @@ from blendrag.evaluate.run import Evaluation
 from blendrag.evaluate.settings import Setting, labelled, ratio_text
 from blendrag.evaluate.summary import Summary
 from blendrag.evaluate.table import COLUMNS, NONE, between, number, seconds, share
+from blendrag.evaluate.turn_page import turns_section
 
 _LEAST_KL, _MOST_KL = 1e-4, 10.0
 _PANELS = 6
@@ -28,7 +29,7 @@ def report(title: str, evaluation: Evaluation, summaries: Sequence[Summary], map
         mapped: a prompt to draw as a map.
     """
     sections = [_notes(evaluation), _table(summaries), _curves(evaluation, summaries), _scatters(evaluation),
-                _map(mapped) if mapped else "", _answers(evaluation)]
+                turns_section(evaluation), _map(mapped) if mapped else "", _answers(evaluation)]
     what = f"{title} · {len(evaluation.questions)} questions · blendrag {__version__}"
     return page(title, "What blending saves, and what it costs", what, sections)
 

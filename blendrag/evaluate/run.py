@@ -6,43 +6,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 
 from blendrag.engine import BlendEngine
 from blendrag.errors import BlendError, EngineClosedError
 from blendrag.evaluate.ask import FORCED_TOKENS, Answer, answer, encoded_prompt, expected_along
 from blendrag.evaluate.dataset import Question
-from blendrag.evaluate.metrics import Distribution, divergence, exact_match, f1, first_line
+from blendrag.evaluate.metrics import Distribution
+from blendrag.evaluate.outcome import Outcome, compare
 from blendrag.evaluate.settings import DEFAULT, PLAIN, Setting
+from blendrag.evaluate.turns import Turn, measure_turns
 from blendrag.policies import Policy
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One question, answered in one way.
-
-    Attributes:
-        text: the answer.
-        rows: share of a full prefill's rows that was computed.
-        ttft_s: seconds to the first token.
-        kl: KL(plain || this) of the first token's distribution, in nats.
-        top1: both expect the same first token most.
-        kl16: mean KL over the first tokens of the plain answer, each behind those before it (`FORCED_TOKENS` at most).
-        same: the answer is the plain one, token by token.
-        f1, em: of the answer's first line; None where no right answer is known.
-    """
-
-    text: str
-    rows: float
-    ttft_s: float
-    kl: float
-    top1: bool
-    kl16: float
-    same: bool
-    f1: float | None
-    em: float | None
 
 
 @dataclass(frozen=True)
@@ -61,6 +36,7 @@ class Evaluation:
         settings: the baseline first.
         questions: those that were answered in every way, in the order of the data set.
         outcomes: of each setting, by its label, one for each of `questions`.
+        turns: of each of `questions`, the later turns of its conversation; empty where only the first was asked for.
         failures: questions that were left out.
         interrupted: the user did not wait for the rest.
     """
@@ -68,12 +44,13 @@ class Evaluation:
     settings: tuple[Setting, ...]
     questions: list[Question] = field(default_factory=list)
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
+    turns: list[list[Turn]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     interrupted: bool = False
 
 
 def evaluate(engine: BlendEngine, questions: Sequence[Question], settings: Sequence[Setting], *,
-             default: Policy | None = None, answer_tokens: int = 32,
+             default: Policy | None = None, answer_tokens: int = 32, turns: bool = False,
              on_progress: Callable[[int, int], None] | None = None) -> Evaluation:
     """Measures settings against a plain full prefill.
 
@@ -85,6 +62,7 @@ def evaluate(engine: BlendEngine, questions: Sequence[Question], settings: Seque
         settings: without the baseline, which is measured in any case.
         default: what "default" stands for; None: the policy that the engine uses unasked.
         answer_tokens: most tokens of an answer.
+        turns: measure the follow-ups of each question, too.
         on_progress: called with (questions done, questions in all).
     """
     # Asking for its policy starts the engine: what goes wrong here is no question's fault.
@@ -98,6 +76,8 @@ def evaluate(engine: BlendEngine, questions: Sequence[Question], settings: Seque
         for number, question in enumerate(questions, 1):
             try:
                 found = measure(engine, question, result.settings, answer_tokens)
+                later = measure_turns(engine, question, result.settings, answer_tokens,
+                                      found[PLAIN.label].text) if turns else []
             except EngineClosedError:
                 raise
             except Exception as error:
@@ -106,6 +86,7 @@ def evaluate(engine: BlendEngine, questions: Sequence[Question], settings: Seque
                 result.failures.append(Failure(question, reason))
             else:
                 result.questions.append(question)
+                result.turns.append(later)
                 for label, outcome in found.items():
                     result.outcomes[label].append(outcome)
             if on_progress:
@@ -142,19 +123,3 @@ def _warm_up(engine: BlendEngine, question: Question, settings: Sequence[Setting
     prompt = encoded_prompt(engine, question)
     for setting in settings:
         answer(engine, prompt, setting, 1)
-
-
-def compare(full: tuple[Answer, Sequence[Distribution]], other: tuple[Answer, Sequence[Distribution]],
-            references: Sequence[str]) -> Outcome:
-    """An answer and what was expected along the full prefill's, against those of the full prefill.
-
-    Args:
-        references: right answers; may be empty.
-    """
-    along = [divergence(p, q) for p, q in zip(full[1], other[1], strict=True)]
-    given = other[0]
-    said = first_line(given.text)
-    return Outcome(
-        text=given.text, rows=given.rows, ttft_s=given.first_token_s, kl=along[0], kl16=fmean(along),
-        top1=full[1][0].likeliest == other[1][0].likeliest, same=given.token_ids == full[0].token_ids,
-        f1=f1(said, references) if references else None, em=exact_match(said, references) if references else None)

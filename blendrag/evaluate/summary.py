@@ -8,7 +8,9 @@ from statistics import median
 from typing import Any
 
 from blendrag.evaluate.metrics import Interval, interval, mean
-from blendrag.evaluate.run import Evaluation, Outcome
+from blendrag.evaluate.outcome import Outcome
+from blendrag.evaluate.run import Evaluation
+from blendrag.evaluate.settings import Setting
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,23 @@ class Summary:
 
 def summarise(evaluation: Evaluation) -> list[Summary]:
     """One summary for each setting, the full prefill's first."""
-    found = []
-    for setting in evaluation.settings:
-        outcomes = evaluation.outcomes[setting.label]
-        means = {name: mean(values_of(outcomes, name))
-                 for name in ("rows", "f1", "em", "kl", "top1", "kl16", "same")}
-        times = values_of(outcomes, "ttft_s")
-        plain = evaluation.outcomes[evaluation.settings[0].label]
-        ci = {name: interval(_differences(outcomes, plain, name)) for name in ("f1", "em")}
-        ci |= {name: interval(values_of(outcomes, name)) for name in ("kl", "top1", "kl16")}
-        settings = setting.policy.settings() if setting.policy is not None else None
-        found.append(Summary(policy=setting.name, ratio=setting.ratio, settings=settings, n=len(outcomes), ci=ci,
-                             ttft_s=median(times) if times else None, **means))
-    return found
+    plain = evaluation.outcomes[evaluation.settings[0].label]
+    return [summary_of(setting, evaluation.outcomes[setting.label], plain) for setting in evaluation.settings]
+
+
+def summary_of(setting: Setting, outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> Summary:
+    """What one setting did.
+
+    Args:
+        plain: the full prefill's outcomes of the same questions.
+    """
+    means = {name: mean(values_of(outcomes, name)) for name in ("rows", "f1", "em", "kl", "top1", "kl16", "same")}
+    times = values_of(outcomes, "ttft_s")
+    ci = {name: interval(differences(outcomes, plain, name)) for name in ("f1", "em")}
+    ci |= {name: interval(values_of(outcomes, name)) for name in ("kl", "top1", "kl16")}
+    settings = setting.policy.settings() if setting.policy is not None else None
+    return Summary(policy=setting.name, ratio=setting.ratio, settings=settings, n=len(outcomes), ci=ci,
+                   ttft_s=median(times) if times else None, **means)
 
 
 def values_of(outcomes: Sequence[Outcome], name: str) -> list[float]:
@@ -66,6 +72,7 @@ def values_of(outcomes: Sequence[Outcome], name: str) -> list[float]:
     return [float(value) for outcome in outcomes if (value := getattr(outcome, name)) is not None]
 
 
-def _differences(outcomes: Sequence[Outcome], plain: Sequence[Outcome], name: str) -> list[float]:
-    pairs = zip(values_of(outcomes, name), values_of(plain, name), strict=True)
+def differences(outcomes: Sequence[Outcome], others: Sequence[Outcome], name: str) -> list[float]:
+    """One measure less that of the others, question by question."""
+    pairs = zip(values_of(outcomes, name), values_of(others, name), strict=True)
     return [mine - theirs for mine, theirs in pairs]

@@ -57,9 +57,9 @@ def table(summaries: Sequence[Summary], title: str) -> Table:
         compared: list[str | Text] = [NONE, NONE, NONE, NONE]
         change: Interval | None = None
         if s is not summaries[0]:
-            compared = [_over(number(s.kl), s.ci["kl"]), share(s.top1), number(s.kl16), share(s.same)]
+            compared = [over(number(s.kl), s.ci["kl"]), share(s.top1), number(s.kl16), share(s.same)]
             change = s.ci["f1"]
-        result.add_row(Text(labelled(s.policy, s.ratio)), share(s.rows), _over(number(s.f1), change, signed=True),
+        result.add_row(Text(labelled(s.policy, s.ratio)), share(s.rows), over(number(s.f1), change, signed=True),
                        share(s.em), *compared, NONE if s.ttft_s is None else seconds(s.ttft_s))
     return result
 
@@ -87,5 +87,6 @@ def between(ends: Interval | None, signed: bool = False) -> str:
     return "…".join(f"{end:{'+' if signed else ''}.{digits}f}" for end in ends)
 
 
-def _over(figure: str, ends: Interval | None, signed: bool = False) -> Text:
+def over(figure: str, ends: Interval | None, signed: bool = False) -> Text:
+    """A figure above its interval."""
     return Text.assemble(figure, ("\n" + between(ends, signed) if ends else "", "dim"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from blendrag import BlendEngine, SamplingParams
-from blendrag.evaluate import PLAIN, Question, evaluate, settings_of, summarise
+from blendrag.evaluate import PLAIN, FollowUp, Question, evaluate, settings_of, summarise
 from blendrag.evaluate.ask import expected_along, request
 from blendrag.evaluate.blendmap import draw, map_prompt
 from blendrag.evaluate.metrics import Distribution, divergence
 from blendrag.evaluate.prompts import build_prompt
+from blendrag.evaluate.turns import ANEW, CONTINUED, measure_turns
 from blendrag.policies import NoRecompute
 from tests.engine.texts import PASSAGES
 
@@ -85,3 +89,34 @@ def test_answers_can_be_forced_and_their_divergence_is_exact(engine: BlendEngine
     following = request(engine, behind, PLAIN, SamplingParams(temperature=0, max_tokens=1)).token_ids
     assert few[0][1].likeliest == following[0]
     assert request(engine, prompt, none, SamplingParams(max_tokens=1)).stats.map is None, "it was not asked for"
+
+
+def test_later_turns_see_the_same_tokens_in_every_arm(engine: BlendEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = replace(QUESTION, follow_ups=(FollowUp("What did she propose?", ("a reservoir",)), FollowUp("Why?")))
+    generate, reset = engine.generate, engine.reset_prefix_cache
+    events: list[Any] = []  # None where the prefix cache was emptied, else whether to blend, and the prompt's ids
+
+    def spied(prompt: Any, params: Any, **how: Any) -> Any:
+        outputs = generate(prompt, params, **how)
+        events.append((how["blend"] is not False, tuple(outputs[0].prompt_token_ids)))
+        return outputs
+
+    monkeypatch.setattr(engine, "generate", spied)
+    monkeypatch.setattr(engine, "reset_prefix_cache", lambda: events.append(None) or reset())
+    turns = measure_turns(engine, question, settings_of("full", [], engine.config), 3, "Maria Okafor")
+    [first, second, third] = dict.fromkeys(ids for event in events if event for ids in event[1:] if event[0])
+    assert second[: len(first)] == first
+    assert third[: len(second)] == second
+    plain = [None, (False, second)] * 2 + [None, (False, third)] * 2
+    go_on = [None, (True, first), *[(True, second)] * 3, *[(True, third)] * 2]
+    start_over = [None, (True, second)] * 2 + [None, (True, third)] * 2
+    assert events == plain + go_on + start_over
+    assert [turn.number for turn in turns] == [2, 3]
+    assert [turn.previous_answer for turn in turns] == ["Maria Okafor", turns[0].plain.text]
+    for turn in turns:
+        assert (turn.plain.kl, turn.plain.cached, turn.arms[ANEW]["full"].cached) == (0, 0, 0)
+        for arm in (CONTINUED, ANEW):
+            outcome = turn.arms[arm]["full"]
+            assert (outcome.kl, outcome.kl16, outcome.same) == (pytest.approx(0, abs=1e-5), pytest.approx(0, abs=1e-5),
+                                                                True)
+            assert (outcome.f1 is None) == (turn.number == 3)
