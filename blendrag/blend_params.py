@@ -28,19 +28,22 @@ class BlendParams(BaseModel):
     Attributes:
         spans: `[start, end)` of chunks in the prompt's token ids.
         documents: texts of chunks that stand somewhere in the prompt.
-        document_ids: the token ids of further such chunks; set by a server's middleware only.
+        document_ids: the token ids of further such chunks; set by a server's middleware only.  Numbers that are no
+            token ids are met where they are located.
         policy: settings for this request instead of the engine's, as `BlendConfig.make_policy` takes them; from an
             engine in this process, which has checked it, the policy itself.
         explain: ask for `BlendStats.map`.
+        always: blend whatever is stored, also where a full prefill is estimated to be as quick.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     spans: list[Annotated[list[_Index], Field(min_length=2, max_length=2)]] = []
     documents: list[str] = []
-    document_ids: list[list[_Index]] = []
+    document_ids: list[InstanceOf[list[Any]]] = []  # a look at each number would take longer than all the rest
     policy: dict[str, Any] | InstanceOf[Policy] | None = None
     explain: bool = False
+    always: bool = False
 
 
 def read_blend_params(value: Any) -> BlendParams | Literal[False]:
@@ -130,5 +133,6 @@ def _explained(error: ValidationError) -> RequestError:
         return RequestError(field, f"{FIELD} has no field {name[:40]!r}: {remedy}")
     forms = {"spans": "a list of [start, end], counted in tokens", "documents": "a list of texts",
              "policy": 'an object of settings: send {"policy": "full"} or {"ratio": 0.3} for instance',
-             "explain": "true or false", _INTERNAL: "set by the server: send documents as texts"}
+             "explain": "true or false", "always": "true or false",
+             _INTERNAL: "set by the server: send documents as texts"}
     return RequestError(field, f"{field} is {forms[name]}")

@@ -75,6 +75,13 @@ class BlendConfig(BaseSettings):
     populate: Literal["never", "on_miss"] = Field(
         "never", description="on_miss: marked chunks that are not stored are encoded after their request's first token")
 
+    blend: Literal["auto", "always"] = Field(
+        "auto", description="auto: a request is left to vLLM's full prefill where that is estimated to be faster, from "
+        "what is measured at start-up; always: whatever is stored is blended, and nothing is measured")
+    conversations: Literal["continue", "anew"] = Field(
+        "continue", description="continue: a prompt that begins as an earlier one uses its blended blocks while vLLM's "
+        "prefix cache holds them; anew: only exact blocks, and those of the same prompt")
+
     quality_guard: QualityGuard | None = Field(
         None, description="audits a share of the requests, and lets blending give way where answers suffer")
 
@@ -93,6 +100,9 @@ class BlendConfig(BaseSettings):
         "chunks", description="server: what answers say of reuse: each chunk, sums alone, or nothing, cached_tokens "
         "included")
     max_documents: int = Field(1024, ge=0, description="documents and spans that one request may name")
+    pass_step_tokens: int | None = Field(
+        None, ge=1, description="rows of blend passes in a step beside other requests, at most; none: as many as "
+        "vLLM would prefill of a prompt (max_num_batched_tokens)")
     populate_step_tokens: int = Field(512, ge=16, description="chunk tokens that are encoded in a step beside decoding "
                                       "requests, at most; fewer where they would take longer than 0.1 s")
     populate_queue_tokens: int = Field(65_536, ge=0, description="chunk tokens that may wait to be encoded; the oldest "

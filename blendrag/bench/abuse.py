@@ -159,7 +159,7 @@ async def _rewrite(rewriting: Rewriting, content: bytes) -> tuple[str, float, fl
 
 @contextmanager
 def _planning(engine: BlendEngine) -> Iterator[list[float]]:
-    """Seconds that the scheduler half of the connector takes for each request that arrives meanwhile."""
+    """Seconds that the scheduler side of the connector takes for each request that arrives meanwhile."""
     from blendrag.runtime.compat import scheduler_connector
 
     connector: Any = engine._start().call(scheduler_connector)

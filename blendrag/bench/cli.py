@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,14 +66,16 @@ def ttft(
 ) -> None:
     """Time to first token: plain full prefill against blended prompts, median of several."""
     from blendrag.bench.ttft import Figure, measure, table
+    from blendrag.config import BlendConfig
     from blendrag.engine import BlendEngine
     from blendrag.models import resolve
 
     lengths = tokens or [2200]
     settings: dict[str, Any] = {"load_format": "dummy"} if dummy else {}
     figures: list[Figure] = []
-    with BlendEngine(resolve(model), max_model_len=max(lengths) + 64, max_num_batched_tokens=max(lengths) + 64,
-                     enforce_eager=eager, max_num_seqs=8, **settings) as engine:
+    with BlendEngine(resolve(model), config=BlendConfig(blend="always"), max_model_len=max(lengths) + 64,
+                     max_num_batched_tokens=max(lengths) + 64, enforce_eager=eager, max_num_seqs=8,
+                     **settings) as engine:
         for length in lengths:
             found = measure(engine, tokens=length, share=share, chunk_tokens=chunk_tokens, policies=policy or [None],
                             ratio=ratio, repeats=repeats)
@@ -80,6 +83,52 @@ def ttft(
             figures += found
     if json_file:
         json_file.write_text(json.dumps([figure.to_dict() for figure in figures], indent=1))
+
+
+@app.command()
+def sweep(
+    model: Annotated[list[str] | None, typer.Option(
+        help="Path or name of a model, or smollm2 for the demo model; may be repeated.")] = None,
+    lengths: Annotated[list[int] | None, typer.Option(
+        show_default="200 to 8,000", help="Length of the prompt in tokens; may be repeated.")] = None,
+    rates: Annotated[list[float] | None, typer.Option(
+        min=0, max=1, show_default="0, .25, .5, .75, 1", help="Share of the chunks that is stored.")] = None,
+    chunks: Annotated[list[int] | None, typer.Option(
+        min=16, show_default="64, 512", help="Length of a chunk in tokens; may be repeated.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Prompts of each kind, plain and ours in turns.")] = 5,
+    always: Annotated[bool, typer.Option(help="Blend whatever is stored, to see what the gate saves.")] = False,
+    processor_time: Annotated[bool, typer.Option(
+        help="Measure this process' processor time, on a busy machine and with OMP_NUM_THREADS=1.")] = False,
+    eager: Annotated[bool, typer.Option(help="Run without compiled model code.")] = False,
+    dummy: Annotated[bool, typer.Option(help="Random weights: the model folder needs only its configuration.")] = False,
+    batched_tokens: Annotated[int, typer.Option(min=64, help="vLLM's max_num_batched_tokens.")] = 2048,
+    json_file: Json = None,
+) -> None:
+    """No request slower than without us: the first token's time against plain vLLM, over lengths and hit rates."""
+    from blendrag.bench.sweep import CHUNKS, LENGTHS, RATES, Cell, Grid, measure, table, worst
+    from blendrag.config import BlendConfig
+    from blendrag.engine import BlendEngine
+    from blendrag.models import resolve
+
+    grid = Grid(lengths or LENGTHS, rates or RATES, chunks or CHUNKS, repeats)
+    settings: dict[str, Any] = {"load_format": "dummy"} if dummy else {}
+    clock = time.process_time if processor_time else time.perf_counter
+    config = BlendConfig(blend="always" if always else "auto", populate="never")
+    cells: list[Cell] = []
+    for name in model or ["smollm2"]:
+        with BlendEngine(resolve(name), config=config, max_model_len=max(grid.lengths) + 64, max_num_seqs=8,
+                         max_num_batched_tokens=batched_tokens, enforce_eager=eager, **settings) as engine:
+            mine: list[Cell] = []
+            for cell in measure(engine, grid, clock):
+                mine.append(cell)
+                typer.echo(json.dumps(cell.to_dict()), err=True)
+        Console(width=110).print(table(mine))
+        cells += mine
+    slowest = worst(cells)
+    typer.echo(f"Worst: {slowest.ratio:.3f} with {slowest.length:,} tokens in chunks of {slowest.chunk_tokens}, "
+               f"{slowest.rate:.0%} stored ({slowest.model}).")
+    if json_file:
+        json_file.write_text(json.dumps([cell.to_dict() for cell in cells], indent=1))
 
 
 @app.command()
@@ -96,6 +145,30 @@ def match(
     console.print(table(bench.measure(repeats), chunks, tokens))
     console.print(f"Of each, converting the list: {bench.conversion_ms(repeats):.2f} ms.  Adding a chunk: "
                   f"{bench.add_us:.0f} us.\n{machine()}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def plan(
+    model: Model = "smollm2",
+    chunks: Annotated[int, typer.Option(min=1, help="Stored chunks of a prompt.")] = 64,
+    chunk_tokens: Annotated[int, typer.Option(min=16, help="Length of a chunk in tokens.")] = 512,
+    store: Annotated[Path | None, typer.Option(help="An empty folder: plan with a store on disk, not in RAM.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Prompts for each figure, each with its chunks in a new order.")]
+    = 100,
+) -> None:
+    """Tokenising and planning a prompt of stored chunks: what a request costs before the model, no engine needed."""
+    from blendrag.bench.load.measure import load_tokens
+    from blendrag.bench.match import machine
+    from blendrag.bench.plan import PlanBench, table
+
+    bench = PlanBench(load_tokens(model), chunks, chunk_tokens, store)
+    try:
+        tokens, figures = bench.measure(repeats)
+    finally:
+        bench.close()
+    console = Console(width=110)
+    console.print(table(figures, tokens, chunks))
+    console.print(machine(), highlight=False, soft_wrap=True)
 
 
 @app.command(epilog=_EPILOG, context_settings=_TO_VLLM)

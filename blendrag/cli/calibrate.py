@@ -109,7 +109,7 @@ def run_calibrate(model: str, store: Path, source: Given | Generated, target: Ta
     check_store(config.model_copy(update={"store_path": store}))
     make_room(store)
     # What is encoded for the measurement stays out of the store.
-    measured_with = config.model_copy(update={"store_path": None, "quality_guard": None})
+    measured_with = config.model_copy(update={"store_path": None, "quality_guard": None, "blend": "always"})
     args = engine_arguments(model) | engine_args
     with BlendEngine(resolve(model), config=measured_with, **(args | needed(args))) as engine:
         with console.status("starting vLLM"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
@@ -133,6 +134,11 @@ class Policy(ABC):
     def share_left(self, step: int) -> float:
         """The largest share of the reused tokens that `select` leaves after a step, as far as is known before."""
         return 1.0
+
+    def recomputed(self, lengths: Sequence[int], num_layers: int) -> int:
+        """About how many tokens are computed again of reused chunks of these lengths, as far as is known before."""
+        last = max(0, len(self.evidence(num_layers)) - 1)
+        return round(self.share_left(last) * sum(lengths))
 
     def settings(self) -> dict[str, Any]:
         """`{"policy": name, setting: value, ...}`, which `make_policy` turns back into the policy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -34,3 +35,6 @@ class First(Selective):
         for start, end in layout.chunks:
             chosen[start : min(end, start + self.tokens)] = True
         return chosen
+
+    def recomputed(self, lengths: Sequence[int], num_layers: int) -> int:
+        return sum(min(length, self.tokens) for length in lengths)

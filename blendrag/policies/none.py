@@ -20,3 +20,6 @@ class NoRecompute(Policy):
 
     def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         return torch.zeros_like(layout.reused)
+
+    def share_left(self, step: int) -> float:
+        return 0.0

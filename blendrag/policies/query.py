@@ -51,3 +51,6 @@ class Query(Selective):
     def select(self, layout: Layout, scores: torch.Tensor | None, step: int = 0) -> torch.Tensor:
         assert scores is not None
         return best(layout, scores, self.ratio)
+
+    def share_left(self, step: int) -> float:
+        return self.ratio

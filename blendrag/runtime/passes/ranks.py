@@ -40,6 +40,15 @@ class Ranks:
         torch.distributed.all_gather_object(every, fingerprint, group=self._group.cpu_group)
         return blake3("/".join(map(str, every)).encode()).hexdigest()
 
+    def leading(self, value: float) -> float:
+        """The first rank's number."""
+        if self.size == 1:
+            return value
+        every: list[float | None] = [None] * self.size
+        torch.distributed.all_gather_object(every, value, group=self._group.cpu_group)
+        assert every[0] is not None
+        return every[0]
+
     def together(self, work: Callable[[], T]) -> T:
         """What `work` returns on this rank, once it has ended on all of them.
 

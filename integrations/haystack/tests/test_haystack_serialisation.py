@@ -27,6 +27,12 @@ TEMPLATE = [ChatMessage.from_user("{% for document in documents %}{{ document.co
 SETTINGS: dict[str, Any] = {"config": {"ratio": 0.3, "store_path": "/tmp/kv"}, "engine_args": {"max_model_len": 99}}
 
 
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that come from the environment are saved, too."""
+    monkeypatch.delenv("BLENDRAG_BLEND")
+
+
 @tool
 def weather(place: str) -> str:
     """Tells the weather."""

@@ -32,7 +32,8 @@ def chat(engine: BlendEngine, hermes: str) -> ChatBlend:
 
 @pytest.fixture
 def search(engine: BlendEngine, documents: list[Document]) -> Any:
-    texts = [Document(f"Agents' guide. {document.page_content}") for document in documents]
+    # Long ones: of the second prompt, vLLM's prefix cache holds all that precedes them.
+    texts = [Document(f"Agents' guide. {document.page_content} " * 3) for document in documents]
     store = BlendVectorStore.from_documents(texts, DeterministicFakeEmbedding(size=8), engine=engine)
     return create_retriever_tool(store.as_retriever(search_kwargs={"k": 3}), "search", "Searches the guide.",
                                  response_format="content_and_artifact")
