@@ -17,7 +17,7 @@ from blendrag.guard import Quality
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy, make_policy
 from blendrag.prompt import Chunk
-from blendrag.requests import Prefix, Progress, Prompt, Ratio, Requests, pair
+from blendrag.requests import Blend, Prefix, Progress, Prompt, Ratio, RequestOptions, Requests, pair
 from blendrag.runtime.engine.launch import Launch
 from blendrag.stats import EngineStats
 from blendrag.tokens import SegmentTokenizer
@@ -64,7 +64,7 @@ class AsyncBlendEngine:
 
     # Requests.
 
-    async def generate(self, prompt: Prompt, sampling_params: Any = None, *, blend: bool = True,
+    async def generate(self, prompt: Prompt, sampling_params: Any = None, *, blend: Blend = True,
                        policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
                        lora_request: Any = None, explain: bool = False, request_id: str | None = None,
                        **policy_settings: Any) -> AsyncGenerator[BlendOutput, None]:
@@ -75,7 +75,8 @@ class AsyncBlendEngine:
         Args:
             prompt: documents are chunks where text marks them (`mark_chunks`).
             sampling_params: vLLM's `SamplingParams`.
-            blend: False for vLLM's plain full prefill.
+            blend: False for vLLM's plain full prefill; "always" for a blend pass also where that is estimated to
+                gain nothing.
             policy, ratio, policy_settings: override the engine's policy for this request.
             cache_salt: shares stored chunks and vLLM's prefix cache only with what has the same salt.
             explain: let `BlendOutput.stats.map` tell, token by token, what was measured and computed.
@@ -88,14 +89,13 @@ class AsyncBlendEngine:
             EngineClosedError: the engine was closed, or died.
         """
         process, requests = await self._start()
-        settings = dict(policy=policy, ratio=ratio, **policy_settings)
-        [made] = await asyncio.to_thread(requests.make, [prompt], [sampling_params], blend, settings, cache_salt,
-                                         explain)
+        options = RequestOptions(blend, policy, ratio, cache_salt, lora_request, explain, policy_settings)
+        [made] = await asyncio.to_thread(requests.make, [prompt], [sampling_params], options)
         async with aclosing(self._outputs(process, requests, made, lora_request, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
-    async def complete(self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, blend: bool = True,
+    async def complete(self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, blend: Blend = True,
                        policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
                        lora_request: Any = None, explain: bool = False, **policy_settings: Any) -> list[BlendOutput]:
         """Completes prompts, all in one batch: `BlendEngine.generate`, awaited.
@@ -112,8 +112,8 @@ class AsyncBlendEngine:
         """
         many, params = pair(prompts, sampling_params)
         process, requests = await self._start()
-        settings = dict(policy=policy, ratio=ratio, **policy_settings)
-        made = await asyncio.to_thread(requests.make, many, params, blend, settings, cache_salt, explain)
+        options = RequestOptions(blend, policy, ratio, cache_salt, lora_request, explain, policy_settings)
+        made = await asyncio.to_thread(requests.make, many, params, options)
         tasks = [asyncio.create_task(_last(self._outputs(process, requests, one, lora_request))) for one in made]
         try:
             return list(await asyncio.gather(*tasks))
@@ -156,6 +156,15 @@ class AsyncBlendEngine:
         """How good blended answers are, one entry for each policy; see `BlendEngine.quality`."""
         process, _ = await self._start()
         return [Quality(**told) for told in await process.call("blendrag_quality")]
+
+    async def flush(self) -> None:
+        """Returns when all requests are answered, their chunks are stored (`populate`) and audits done
+        (`quality_guard`).
+
+        Requests that come meanwhile wait for it.
+        """
+        process, _ = await self._start()
+        await process.rest()
 
     async def reset_prefix_cache(self) -> bool:
         """Empties vLLM's prefix cache; stored chunks stay.

@@ -17,7 +17,7 @@ from blendrag.guard import Quality
 from blendrag.outputs import BlendOutput, EncodedChunk
 from blendrag.policies import Policy, make_policy
 from blendrag.prompt import Chunk
-from blendrag.requests import Prefix, Prompt, Ratio, Requests, pair
+from blendrag.requests import Blend, Prefix, Prompt, Ratio, RequestOptions, Requests, pair
 from blendrag.stats import EngineStats
 from blendrag.store import ChunkStore
 from blendrag.tokens import SegmentTokenizer
@@ -59,7 +59,7 @@ class BlendEngine:
 
     # Requests.
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, blend: bool = True,
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, blend: Blend = True,
                  policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
                  lora_request: Any = None, explain: bool = False, **policy_settings: Any) -> list[BlendOutput]:
         """Completes prompts, all in one batch.
@@ -67,7 +67,8 @@ class BlendEngine:
         Args:
             prompts: one or several; documents are chunks where text marks them (`mark_chunks`).
             sampling_params: vLLM's `SamplingParams`, for all prompts or one for each.
-            blend: False for vLLM's plain full prefill.
+            blend: False for vLLM's plain full prefill; "always" for a blend pass also where that is estimated to
+                gain nothing.
             policy, ratio, policy_settings: override the engine's policy for these requests.
             cache_salt: shares stored chunks and vLLM's prefix cache only with what has the same salt.
             explain: let `BlendOutput.stats.map` tell, token by token, what was measured and computed.
@@ -81,8 +82,8 @@ class BlendEngine:
             EngineClosedError: the engine was closed.
         """
         many, params = pair(prompts, sampling_params)
-        settings = dict(policy=policy, ratio=ratio, **policy_settings)
-        tickets = self._submit(many, params, blend, settings, cache_salt, lora_request, explain)
+        tickets = self._submit(many, params, RequestOptions(blend, policy, ratio, cache_salt, lora_request, explain,
+                                                            policy_settings))
         try:
             return [self._last(ticket) for ticket in tickets]
         except BaseException:
@@ -90,15 +91,15 @@ class BlendEngine:
                 ticket.abort()
             raise
 
-    def stream(self, prompt: Prompt, sampling_params: Any = None, *, blend: bool = True,
+    def stream(self, prompt: Prompt, sampling_params: Any = None, *, blend: Blend = True,
                policy: str | Policy | None = None, ratio: Ratio | None = None, cache_salt: str | None = None,
                lora_request: Any = None, explain: bool = False, **policy_settings: Any) -> Iterator[BlendOutput]:
         """Like `generate` for one prompt; yields the output so far whenever there is more of it.
 
         Closing the iterator stops the request in the engine.
         """
-        settings = dict(policy=policy, ratio=ratio, **policy_settings)
-        [ticket] = self._submit([prompt], [sampling_params], blend, settings, cache_salt, lora_request, explain)
+        [ticket] = self._submit([prompt], [sampling_params], RequestOptions(
+            blend, policy, ratio, cache_salt, lora_request, explain, policy_settings))
         try:
             for output in ticket:
                 yield self._output(ticket, output)
@@ -275,11 +276,10 @@ class BlendEngine:
                                       attention_layers(model), one_process)
             return loop
 
-    def _submit(self, prompts: Sequence[Prompt], params: Sequence[Any], blend: bool, settings: dict[str, Any],
-                cache_salt: str | None, lora_request: Any, explain: bool) -> list[Any]:
+    def _submit(self, prompts: Sequence[Prompt], params: Sequence[Any], options: RequestOptions) -> list[Any]:
         loop = self._start()
-        made = self._running.make(prompts, params, blend, settings, cache_salt, explain)
-        tickets = [loop.submit(prompt, request, lora_request=lora_request) for prompt, request in made]
+        made = self._running.make(prompts, params, options)
+        tickets = [loop.submit(prompt, request, lora_request=options.lora_request) for prompt, request in made]
         for ticket in tickets:
             stopped_with(ticket.abort)
         return tickets

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any
+from typing import Any, Literal
 
 from blendrag.blend_params import BLEND_PARAMS_KEY
 from blendrag.config import BlendConfig
@@ -21,10 +22,39 @@ from blendrag.tokens import SegmentTokenizer, TokenizedPrompt
 
 Prompt = str | BlendPrompt
 Prefix = str | BlendPrompt
+Blend = bool | Literal["always"]
+"""False: plain full prefill; True: blended where that is estimated to gain; "always": blended in any case."""
 Ratio = float | Sequence[float]
 """Share of the reused tokens to recompute, or one for each of a policy's check layers."""
 
 _ENCODE_BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How requests are blended, as `BlendEngine.generate` takes it.
+
+    Attributes:
+        blend: see `Blend`.
+        policy, ratio, policy_settings: override the engine's policy.
+        cache_salt: shares stored chunks and vLLM's prefix cache only with what has the same salt.
+        lora_request: vLLM's, which names an adapter.
+        explain: ask for `BlendStats.map`.
+    """
+
+    blend: Blend = True
+    policy: str | Policy | None = None
+    ratio: Ratio | None = None
+    cache_salt: str | None = None
+    lora_request: Any = None
+    explain: bool = False
+    policy_settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def policy_changes(self) -> dict[str, Any]:
+        """What `BlendConfig.make_policy` takes; empty where the engine's policy holds."""
+        settings = {"policy": self.policy, "ratio": self.ratio, **self.policy_settings}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 class Requests:
@@ -49,15 +79,12 @@ class Requests:
         self._order = ChunkOrder()
         self._lock = threading.Lock()
 
-    def make(self, prompts: Iterable[Prompt], params: Iterable[Any], blend: bool, settings: dict[str, Any],
-             cache_salt: str | None, explain: bool = False) -> list[tuple[dict[str, Any], Any]]:
+    def make(self, prompts: Iterable[Prompt], params: Iterable[Any],
+             options: RequestOptions) -> list[tuple[dict[str, Any], Any]]:
         """vLLM's prompt and `SamplingParams` for each prompt; the caller's params are left alone.
 
         Args:
             params: vLLM's `SamplingParams` or None, one for each prompt.
-            blend: False marks the requests as plain.
-            settings: overrides of the policy, as `BlendConfig.make_policy` takes them.
-            explain: ask for `BlendStats.map`.
 
         Raises:
             PromptError: a prompt is empty, longer than the model takes, or marks more chunks than `max_documents`.
@@ -69,15 +96,15 @@ class Requests:
 
         from blendrag.runtime.compat import token_prompt
 
-        policy = self.config.make_policy(**settings)
+        policy = self.config.make_policy(**options.policy_changes)
         if self._num_layers is not None:
             require_affordable(policy, self._num_layers)
-        named: Policy | dict[str, Any] | None = None
-        if any(value is not None for value in settings.values()):
+        override: Policy | dict[str, Any] | None = None
+        if options.policy_changes:
             if not self.one_process:
                 self.config.check_travels(policy)
-            named = policy if self.one_process else policy.settings()
-        reorder = blend and isinstance(policy, Exact) and policy.reorder
+            override = policy if self.one_process else policy.settings()
+        reorder = bool(options.blend) and isinstance(policy, Exact) and policy.reorder
         made = []
         for prompt, given in zip([self._tokenize(prompt, reorder) for prompt in prompts], params, strict=True):
             if not isinstance(given, (SamplingParams, NoneType)):
@@ -85,12 +112,12 @@ class Requests:
                                   "and pooling are not part of it")
             request = given.clone() if given is not None else SamplingParams()
             request.output_kind = RequestOutputKind.CUMULATIVE
-            marks = {"spans": [list(span) for span in prompt.spans], "explain": explain,
-                     "policy": named} if blend else False
+            marks = {"spans": [list(span) for span in prompt.spans], "explain": options.explain,
+                     "always": options.blend == "always", "policy": override} if options.blend else False
             transfer = (request.extra_args or {}).get("kv_transfer_params") or {}
             transfer = transfer | {BLEND_PARAMS_KEY: marks}
             request.extra_args = (request.extra_args or {}) | {"kv_transfer_params": transfer}
-            made.append((token_prompt(prompt.ids, cache_salt), request))
+            made.append((token_prompt(prompt.ids, options.cache_salt), request))
         return made
 
     def output(self, found: Any, progress: Progress) -> BlendOutput:

@@ -19,8 +19,8 @@ class ChunkStats:
         tokens: its length in tokens.
         reused: stored KV was used for it.
         exact: the stored KV was encoded behind exactly the tokens that precede it here.
-        reason: why it was not reused: "not stored", "too short", "damaged", "prefix cached", "not worth a pass" (vLLM's
-            prefix cache left less to compute), "approximate" (and the policy is exact), "pass failed",
+        reason: why it was not reused: "not stored", "too short", "damaged", "prefix cached", "not worth a pass" (a
+            full prefill was estimated to be as quick), "approximate" (and the policy is exact), "pass failed",
             "outdated" (the weights changed or the caches were reset since the request came), "not in the prompt" (a
             document of which only the text was given), "LoRA request", "multimodal request", "prompt embeddings",
             "prompt logprobs asked for" or "blending off" (by the quality guard); empty where it was.
@@ -65,6 +65,9 @@ class BlendStats:
         score_s: the scoring pass, where the policy needs one.
         blend_s: the blend pass.
         first_token_s: from submission to the first token.
+        continued: the prompt begins as an earlier one, whose blended blocks vLLM's prefix cache holds.
+        estimated_blend_s, estimated_prefill_s: what a blend pass and a full prefill were estimated to take up to the
+            first token; 0.0: not estimated.
         calibrated: the policy is that of the model's profile (`blendrag calibrate`).
         guard: what the quality guard changed: "ratio raised" or "blending off"; empty where it changed nothing.
         ignored: what of the request's wishes was not followed, and why; empty where all was.
@@ -83,6 +86,9 @@ class BlendStats:
     score_s: float = 0.0
     blend_s: float = 0.0
     first_token_s: float = 0.0
+    continued: bool = False
+    estimated_blend_s: float = 0.0
+    estimated_prefill_s: float = 0.0
     calibrated: bool = False
     guard: str = ""
     ignored: str = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,10 +34,6 @@ class WholeModel(Model):
     def end(self, lane: Any, part: Any, x: torch.Tensor) -> None:
         if part.last:
             lane.finish(x[-1:])
-
-    def steps(self, lanes: Any) -> Iterator[int]:
-        self.run(lanes)
-        yield 1
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (hidden @ self.head)[0]

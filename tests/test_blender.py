@@ -15,7 +15,8 @@ from blendrag.runtime.passes import blender as blender_module
 from blendrag.runtime.passes.blender import Blender
 from blendrag.runtime.passes.context import Context
 from blendrag.runtime.passes.device_tier import DeviceTier
-from blendrag.runtime.passes.forward import _tiles
+from blendrag.runtime.passes.forward import Tile, tiles
+from blendrag.runtime.passes.pass_queue import PassQueue
 from blendrag.store import KVEntry
 
 LAYERS, HEADS, KV_HEADS, SIZE, WIDTH, VOCABULARY, BLOCK_SIZE = 6, 4, 2, 8, 24, 97, 4
@@ -64,19 +65,27 @@ class Model:
         return x + attended.flatten(1) @ self.out[index]
 
     def run(self, lanes: Any) -> None:
-        for tile in _tiles(lanes, self.max_rows):
-            going = {lane: self.embedding[lane.ids[part.rows]] for lane, part in tile}
-            for index, layer in enumerate(self.layers):
-                for lane, part in tile:
-                    if lane in going:
-                        attended = lane.attend(index, layer, part, *self.project(index, going[lane]))
-                        if attended is None:
-                            del going[lane]
-                        else:
-                            going[lane] = self.add(index, going[lane], attended)
+        for tile in tiles(lanes, self.max_rows):
+            self.timed_tile(tile)
+
+    def passes(self, lane: Any) -> Any:
+        yield from tiles([lane], self.max_rows)
+        return 0.0
+
+    def timed_tile(self, tile: Tile) -> float:
+        going = {lane: self.embedding[lane.ids[part.rows]] for lane, part in tile}
+        for index, layer in enumerate(self.layers):
             for lane, part in tile:
                 if lane in going:
-                    self.end(lane, part, going[lane])
+                    attended = lane.attend(index, layer, part, *self.project(index, going[lane]))
+                    if attended is None:
+                        del going[lane]
+                    else:
+                        going[lane] = self.add(index, going[lane], attended)
+        for lane, part in tile:
+            if lane in going:
+                self.end(lane, part, going[lane])
+        return 0.0
 
     def end(self, lane: Any, part: Any, x: torch.Tensor) -> None:
         """A part went through all layers."""
@@ -144,7 +153,7 @@ class Prompt:
 
     def job(self, policy: Policy, first_block: int = 0) -> BlendJob:
         blocks = list(range(first_block, first_block + -(-self.tokens // BLOCK_SIZE)))[::-1]
-        return BlendJob("request", self.ids.numpy(), self.placements, self.question_start, policy,
+        return BlendJob(f"request {first_block}", self.ids.numpy(), self.placements, self.question_start, policy,
                         0, (blocks,))
 
 
@@ -169,12 +178,15 @@ def blend(model: Model, prompts: list[Prompt], policies: list[Policy], sparse: i
           ranks: Ranks | None = None) -> tuple[list[KV], list[Any]]:
     """What lies in the paged cache afterwards, prompt by prompt, and the reports."""
     entries = {key: entry for prompt in prompts for key, entry in prompt.entries.items()}
-    source: Any = SimpleNamespace(ranks=ranks or Ranks(), tier=None,
+    source: Any = SimpleNamespace(ranks=ranks or Ranks(), tier=None, fingerprint="",
                                   load=lambda keys, _: [entries[key] for key in keys])
     runs: Any = model
     jobs = [prompt.job(policy, 1000 * number)
             for number, (prompt, policy) in enumerate(zip(prompts, policies, strict=True))]
-    reports = Blender(runs, runs, source, sparse).blend(jobs)
+    queue = PassQueue(Blender(runs, runs, source, sparse), 1000)
+    queue.add(jobs)
+    by_request = queue.advance(10**9)
+    reports = [by_request[job.request_id] for job in jobs]
     assert [report.failure for report in reports] == [""] * len(jobs)
     found = []
     for prompt, job in zip(prompts, jobs, strict=True):
@@ -270,9 +282,12 @@ def test_more_scoring_passes_than_layers_are_refused():
     model = Model()
     prompt = Prompt(model)
     policy = CacheBlend(0.3, tuple(range(LAYERS + 1)))
-    source: Any = SimpleNamespace(ranks=Ranks(), tier=None, load=lambda keys, _: [prompt.entries[key] for key in keys])
+    source: Any = SimpleNamespace(fingerprint="", ranks=Ranks(), tier=None,
+                                  load=lambda keys, _: [prompt.entries[key] for key in keys])
     runs: Any = model
-    [report] = Blender(runs, runs, source).blend([prompt.job(policy)])
+    queue = PassQueue(Blender(runs, runs, source))
+    queue.add([prompt.job(policy)])
+    [report] = queue.advance(10**9).values()
     assert "asks for 7 scoring passes of a model that has 6 layers: name fewer check layers" in report.failure
 
 

@@ -15,6 +15,7 @@ from blendrag.runtime.messages import Audit, AuditResult
 from blendrag.runtime.metrics import QualityMetrics, QualityStats
 from blendrag.runtime.planning.audits import Audits
 from blendrag.runtime.planning.placing import Plan
+from blendrag.runtime.planning.step_load import StepLoad
 from blendrag.stats import BlendStats
 
 NUMBERS = count()
@@ -31,10 +32,11 @@ def plan(length: int = 100, policy: Policy | None = None) -> Plan:
     return Plan(policy or Query(), BlendStats(), np.arange(length, dtype=np.int64) + next(NUMBERS))
 
 
-def step(*tokens: int, new: bool = False) -> Any:
+def step(*tokens: int, new: bool = False) -> StepLoad:
     """A step with so many tokens for each request."""
-    return SimpleNamespace(num_scheduled_tokens=dict(enumerate(tokens)), scheduled_new_reqs=[None] if new else [],
-                           total_num_scheduled_tokens=sum(tokens))
+    return StepLoad.of(SimpleNamespace(num_scheduled_tokens=dict(enumerate(tokens)),
+                                       scheduled_new_reqs=[None] if new else [],
+                                       total_num_scheduled_tokens=sum(tokens)), passes=False)
 
 
 def audits(**guard: Any) -> Audits:

@@ -1,4 +1,4 @@
-"""The scheduler half plans which stored chunks a request reuses, and says afterwards what became of it."""
+"""The scheduler side plans which stored chunks a request reuses, and says afterwards what became of it."""
 
 import dataclasses
 import json
@@ -12,11 +12,12 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 
+from blendrag.blend_params import read_blend_params
 from blendrag.config import BlendConfig
 from blendrag.errors import ConfigError, PromptError
 from blendrag.policies import CacheBlend, First, Full, NoRecompute, Policy, Query
 from blendrag.runtime.messages import BlendReport, Missing, ModelFacts, Placement
-from blendrag.runtime.planning.locating import DocumentTokens
+from blendrag.runtime.planning.locating import DocumentTokens, as_ids
 from blendrag.runtime.planning.planner import Planner
 from blendrag.runtime.planning.scope import scope_of
 from blendrag.stats import BlendStats, ChunkStats
@@ -62,6 +63,7 @@ def plan_of(planner, ids=PROMPT, spans=(SPAN_A, SPAN_B), policy=None, **options)
 
 
 def chunks_of(plan):
+    """Of a request that may be blended: reused, exact and the reason of each chunk."""
     return [(chunk.reused, chunk.exact, chunk.reason) for chunk in plan.stats.chunks]
 
 
@@ -158,6 +160,27 @@ def test_a_chunk_of_which_only_the_last_token_is_left_is_not_reused():
     assert not plan.stats.chunks[0].reused
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from([A, B]), st.sampled_from([NEUTRAL, prefix_digest(PREFIX),
+                                                                     prefix_digest(PREFIX + A), prefix_digest([1])]),
+                          st.sampled_from([None, "salt"]))), st.sampled_from([None, "salt"]))
+def test_the_same_entries_are_placed_whether_or_not_the_content_index_knows_them(stored, salt):
+    plans = []
+    for findable in (True, False):
+        planner = make_planner()
+        for ids, digest, of in stored:
+            put(planner, ids, digest, namespace=scope_of(planner.config, of), findable=findable)
+        plans.append(plan_of(planner, cache_salt=salt))
+    assert plans[0].placements == plans[1].placements
+    assert chunks_of(plans[0]) == chunks_of(plans[1])
+
+
+def test_a_stored_prefix_serves_a_chunk_that_begins_the_prompt(planner):
+    find(planner, NEUTRAL, A)
+    prefix = put(planner, A, prefix_digest())
+    assert plan_of(planner, A + QUESTION, [(0, 20)]).placements == [Placement(0, 20, prefix, True)]
+
+
 # Documents are marked by their text: their tokens are looked for in the prompt.
 
 
@@ -213,6 +236,13 @@ def test_spans_and_documents_do_not_overlap(planner):
     put(planner, A)
     plan = plan_with_documents(planner, PROMPT, A, B, spans=[SPAN_A])
     assert [(chunk.start, chunk.reused) for chunk in plan.stats.chunks] == [(5, True), (25, False), (-1, False)]
+
+
+@pytest.mark.parametrize("ids", [[1.5], ["a"], [None], [[1]], [2**40], [-1], [2**32 - 1]], ids=ascii)
+def test_numbers_that_are_no_token_ids_of_documents_reuse_nothing(planner, ids):
+    params = read_blend_params({"document_ids": [ids]})
+    plan = planner.plan(make_request(PROMPT), documents=map(as_ids, params.document_ids))
+    assert plan is None or (plan.placements, chunks_of(plan)) == ([], [(False, False, "not in the prompt")])
 
 
 def test_documents_that_make_no_sense_end_in_a_full_prefill_not_in_an_error(planner):
@@ -289,7 +319,7 @@ def test_a_chunk_of_another_prefix_is_left_and_does_not_hide_the_others(planner)
 
 def test_entries_of_other_models_and_namespaces_are_not_found(planner):
     put(planner, A, fingerprint="other-model", findable=True), put(planner, B, namespace="other", findable=True)
-    assert plan_without_marks(planner, PROMPT) is None
+    assert chunks_of(plan_without_marks(planner, PROMPT)) == []
 
 
 def test_the_last_token_is_left_to_vllm_without_marks_too(planner):
@@ -300,14 +330,14 @@ def test_the_last_token_is_left_to_vllm_without_marks_too(planner):
 def test_searching_can_be_switched_off():
     planner = make_planner(match=False)
     find(planner, NEUTRAL, A, B)
-    assert plan_without_marks(planner, PROMPT) is None
+    assert chunks_of(plan_without_marks(planner, PROMPT)) == []
     assert len(plan_of(planner).placements) == 2
 
 
 def test_a_chunk_that_one_rank_lacks_is_not_used(planner):
     planner.lookup.facts = ModelFacts("model", LAYERS, ranks=2)
     [a] = find(planner, NEUTRAL, A)
-    assert plan_without_marks(planner, PROMPT) is None
+    assert chunks_of(plan_without_marks(planner, PROMPT)) == []
     kv = torch.zeros(LAYERS, len(A), 1, 2)
     planner.lookup.store.put(rank_keys(a, 2)[1], KVEntry(kv, kv), fingerprint="model", namespace="default")
     assert [placement.key for placement in plan_without_marks(planner, PROMPT).placements] == [a]
@@ -330,7 +360,7 @@ def test_a_chunk_that_one_rank_lacks_is_not_used(planner):
 ])
 def test_spans_are_put_in_order_and_impossible_ones_left_out(planner, spans, clean):
     plan = plan_of(planner, spans=spans)
-    assert [(chunk.start, chunk.start + chunk.tokens) for chunk in plan.stats.chunks] == clean if clean else not plan
+    assert [(chunk.start, chunk.start + chunk.tokens) for chunk in plan.stats.chunks] == clean
 
 
 @pytest.mark.parametrize("spans", [5, "ab", [1, 2], [[1]], [[1, 2, 3]], [["a", "b"]], [[None, 25]],
@@ -347,8 +377,8 @@ def test_a_policy_that_makes_no_sense_ends_in_a_full_prefill_not_in_an_error(pla
     assert planner.plan(make_request(PROMPT), [list(SPAN_A)], policy) is None
 
 
-def test_a_prompt_without_chunks_needs_no_plan(planner):
-    assert planner.plan(make_request(PROMPT)) is None
+def test_a_prompt_without_chunks_has_a_plan_without_chunks(planner):
+    assert chunks_of(planner.plan(make_request(PROMPT))) == []
 
 
 numbers = st.integers(-3, 45)
@@ -364,7 +394,7 @@ def test_placements_are_in_order_apart_not_empty_stored_and_before_the_last_toke
         for end in (start + 1, start + 4, start + 9):
             put(planner, ids[start:end])
     plan = plan_of(planner, ids, spans)
-    if plan is None:
+    if not plan.stats.chunks:
         return
     assert all(placement.key in planner.lookup.store for placement in plan.placements)
     edges = [edge for placement in plan.placements for edge in (placement.start, placement.end)]
@@ -432,12 +462,12 @@ def test_a_pass_that_would_compute_more_than_vllm_has_to_is_not_worth_it(planner
     long = list(range(5000, 5400))
     put(planner, A)
     plan = plan_of(planner, long + A + QUESTION, [(400, 420)])
-    assert planner.worth(plan, computed=0)
-    assert not planner.worth(plan, computed=400)
+    assert planner.worth(plan, 0, 0)
+    assert not planner.worth(plan, 0, 400)
     put(planner, long, prefix_digest())
-    assert planner.worth(plan_of(planner, long + A + QUESTION, [(400, 420)]), computed=400)
+    assert planner.worth(plan_of(planner, long + A + QUESTION, [(400, 420)]), 0, 200)
     full = plan_of(planner, long + A + QUESTION, [(400, 420)], policy={"policy": "full"})
-    assert planner.worth(full, computed=400)
+    assert planner.worth(full, 0, 400)
 
 
 def test_chunks_that_were_not_worth_a_pass_say_so(planner):
@@ -700,7 +730,7 @@ def test_chunks_of_a_salt_are_found_with_it_alone_and_those_of_the_namespace_by_
         assert {missing.scope for missing in plan.missing} == ({scope_of(planner.config, salt)} if salt != "theirs"
                                                                else set())
     assert [chunk.start for chunk in plan_of(planner, spans=[], cache_salt="theirs").stats.chunks] == [5]
-    assert plan_of(planner, spans=[], cache_salt="others") is None
+    assert chunks_of(plan_of(planner, spans=[], cache_salt="others")) == []
 
 
 def test_a_request_of_no_tenant_is_not_blended():

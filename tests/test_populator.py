@@ -9,10 +9,9 @@ import pytest
 
 from blendrag.runtime.messages import BlendReports, EncodeReport, Missing
 from blendrag.runtime.planning.populator import Populator
+from blendrag.runtime.planning.step_load import StepLoad
 
-DECODES = SimpleNamespace(num_scheduled_tokens={"a": 1}, scheduled_new_reqs=[], total_num_scheduled_tokens=1)
-PREFILLS = SimpleNamespace(num_scheduled_tokens={"a": 2000}, scheduled_new_reqs=[None], total_num_scheduled_tokens=2000)
-IDLE = SimpleNamespace(num_scheduled_tokens={}, scheduled_new_reqs=[], total_num_scheduled_tokens=0)
+DECODES, PREFILLS, IDLE = StepLoad(1, False), StepLoad(2000, True), StepLoad(0, False)
 
 TOKENS_PER_SECOND = 4000
 REQUEST: Any = SimpleNamespace(num_output_tokens=1, is_finished=lambda: False)

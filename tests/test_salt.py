@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vllm.v1.core.block_pool import BlockPool
 
 from blendrag.runtime.compat import prefix_cached
-from blendrag.runtime.planning.salt import salt_block_hashes
+from blendrag.runtime.planning.salt import salt_block_hashes, salts_behind
 from tests.helpers import make_request
 
 BLOCK = 4
@@ -24,7 +24,7 @@ def plain(ids, **options) -> list:
 
 def salted(ids, exact_tokens, salt=SALT, **options):
     request = make_request(list(ids), BLOCK, **options)
-    salt_block_hashes(request, exact_tokens, BLOCK, salt)
+    salt_block_hashes(request, ((exact_tokens, salt),), BLOCK)
     return request
 
 
@@ -60,7 +60,7 @@ def test_later_hashes_still_depend_on_all_tokens_before_them(exact_tokens):
 def test_every_hash_function_of_vllm_can_be_salted(hash_name):
     request = make_request(list(range(12)), BLOCK, hash_name)
     before = list(request.block_hashes)
-    salt_block_hashes(request, 4, BLOCK, SALT)
+    salt_block_hashes(request, ((4, SALT),), BLOCK)
     request.append_output_token_ids([1, 2, 3, 4])
     assert request.block_hashes[0] == before[0]
     assert len(set(request.block_hashes)) == 4
@@ -72,14 +72,14 @@ def test_every_hash_function_of_vllm_can_be_salted(hash_name):
 def test_decoded_tokens_continue_the_chain_as_if_they_had_been_prompt(length, exact_tokens, steps, block_size):
     exact_tokens = min(exact_tokens, length)
     request = make_request(list(range(length)), block_size)
-    salt_block_hashes(request, exact_tokens, block_size, SALT)
+    salt_block_hashes(request, ((exact_tokens, SALT),), block_size)
     at = length
     for step in steps:
         request.append_output_token_ids(list(range(at, at + step)) if step > 1 else at)
         at += step
     whole = make_request(list(range(at)), block_size)
     unsalted = list(whole.block_hashes)
-    salt_block_hashes(whole, exact_tokens, block_size, SALT)
+    salt_block_hashes(whole, ((exact_tokens, SALT),), block_size)
     exact = exact_tokens // block_size
     assert request.block_hashes == whole.block_hashes
     assert len(request.block_hashes) == at // block_size
@@ -130,7 +130,7 @@ def test_hashes_that_vllm_takes_back_are_computed_again_the_same(exact_tokens, l
 
 def test_without_prefix_caching_there_is_nothing_to_salt():
     request = make_request(list(range(12)), None)
-    salt_block_hashes(request, 4, BLOCK, SALT)
+    salt_block_hashes(request, ((4, SALT),), BLOCK)
     request.append_output_token_ids([1, 2, 3, 4])
     assert request.block_hashes == []
 
@@ -144,6 +144,29 @@ def test_requests_are_freed_without_the_garbage_collector():
         assert gone() is None
     finally:
         gc.enable()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 40), st.lists(st.integers(1, 9), max_size=5), st.lists(st.integers(0, 40), max_size=3))
+def test_each_salt_is_that_of_the_blocks_up_to_the_next(length, steps, starts):
+    salts = tuple((start, bytes([number])) for number, start in enumerate(sorted(starts)))
+    request = make_request(list(range(length)), BLOCK)
+    plain_hashes = salt_block_hashes(request, salts, BLOCK)
+    for step in steps:
+        request.append_output_token_ids(list(range(request.num_tokens, request.num_tokens + step)))
+    assert plain_hashes == plain(range(request.num_tokens))
+    for number, known in enumerate(request.block_hashes):
+        of_block = [salt for start, salt in salts if start // BLOCK <= number]
+        alone = salted(range(request.num_tokens), 0, of_block[-1]).block_hashes if of_block else plain_hashes
+        assert known == alone[number]
+
+
+def test_what_stands_behind_cached_blocks_depends_on_them():
+    before = ((4, b"first"),)
+    names = [salts_behind(*what)[-1][1] for what in (
+        (before, 8, SALT), (before, 12, SALT), (before, 8, OTHER), (((4, b"second"),), 8, SALT), ((), 8, SALT))]
+    assert len(set(names)) == len(names)
+    assert salts_behind(before, 8, SALT)[:-1] == before
 
 
 # What is cached under plain hashes.
@@ -160,11 +183,11 @@ def test_versions_that_hand_out_the_block_pool_alone_are_asked_block_by_block(ca
     request = make_request(list(range(length)), BLOCK)
     pool.cache_full_blocks(request=request, blocks=pool.get_new_blocks(3), num_cached_blocks=0,
                            num_full_blocks=cached, block_size=BLOCK, kv_cache_group_id=0)
-    assert prefix_cached(request, None, pool, config_of(1), BLOCK) == found
-    assert prefix_cached(request, None, pool, config_of(2), BLOCK) == 0
-    assert prefix_cached(request, None, None, config_of(1), BLOCK) == 0
+    assert prefix_cached(request.block_hashes, length, None, pool, config_of(1), BLOCK) == found
+    assert prefix_cached(request.block_hashes, length, None, pool, config_of(2), BLOCK) == 0
+    assert prefix_cached(request.block_hashes, length, None, None, config_of(1), BLOCK) == 0
 
 
 def test_without_prefix_caching_nothing_is_cached():
     pool = BlockPool(8, enable_caching=False, hash_block_size=BLOCK)
-    assert prefix_cached(make_request(list(range(12)), None), None, pool, config_of(1), BLOCK) == 0
+    assert prefix_cached(make_request(list(range(12)), None).block_hashes, 12, None, pool, config_of(1), BLOCK) == 0

@@ -31,7 +31,7 @@ def mode(path):
 
 def test_a_scratch_folder_is_its_users_alone_and_gone_at_the_end(temp):
     path = scratch_folder("engine")
-    with ChunkStore(path) as store:  # the workers come before the scheduler half, which owns the folder
+    with ChunkStore(path) as store:  # the workers come before the scheduler side, which owns the folder
         put(store, 1, make_entry(1))
         scratch = Scratch(scratch_folder("engine"))
         assert mode(path) == 0o700

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.runtime.passes.forward import Lane, Part, _tiles
+from blendrag.runtime.passes import forward
+from blendrag.runtime.passes.forward import Lane, Part
 
 
 class Rows(Lane):
@@ -22,7 +23,7 @@ def cut(counts, max_rows):
     """`(lane number, start, stop, last)` of each part, tile by tile."""
     lanes = [Rows(count) for count in counts]
     return [[(lanes.index(lane), part.rows.start, part.rows.stop, part.last) for lane, part in tile]
-            for tile in _tiles(lanes, max_rows)]
+            for tile in forward.tiles(lanes, max_rows)]
 
 
 @pytest.mark.parametrize(("counts", "max_rows", "tiles"), [
@@ -66,7 +67,7 @@ def test_a_lane_has_one_part_in_a_forward_and_its_last_part_says_so(counts, max_
 
 
 def test_a_forward_that_runs_does_not_see_the_next_one():
-    tiles = _tiles([Rows(5)], 2)
+    tiles = forward.tiles([Rows(5)], 2)
     first = next(tiles)
     next(tiles)
     assert [part for _, part in first] == [Part(slice(0, 2), last=False)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
 try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+except ImportError:  # 0.26
+    KVConnectorTransferResults = None
+
+try:
     from vllm.utils.import_utils import resolve_obj_by_qualname
 except ImportError:  # where it once was
     from vllm.utils import resolve_obj_by_qualname
@@ -25,6 +30,21 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+
+FAILURES_NAME_REQUESTS = KVConnectorTransferResults is not None
+"""Whether a worker's connector says which requests could not be loaded; in 0.26 it names their blocks, which vLLM
+cannot understand of models with several KV cache groups."""
+
+
+def transfer_results(finished: set[str], failed: set[str]) -> Any:
+    """What vLLM asks a worker's connector for after each step, where `FAILURES_NAME_REQUESTS`.
+
+    Args:
+        finished: requests whose loading has ended, `failed` ones among them.
+    """
+    assert KVConnectorTransferResults is not None
+    return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
 
 def hash_block_size(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
@@ -85,24 +105,24 @@ def count_cached(prefill_stats: Any, tokens: int) -> None:
         prefill_stats.set(prefill_stats.num_prompt_tokens, local, tokens - local)
 
 
-def prefix_cached(request: Request, cache_manager: Any, block_pool: BlockPool | None,
+def prefix_cached(hashes: Sequence[Any], tokens: int, cache_manager: Any, block_pool: BlockPool | None,
                   kv_cache_config: KVCacheConfig, block_size: int) -> int:
-    """Leading tokens that the prefix cache holds under the hashes that a new request has now.
+    """Leading tokens of a prompt that the prefix cache holds under some hashes of its blocks.
 
     Args:
+        tokens: of the prompt, of which the last is always computed.
         cache_manager: vLLM's `KVCacheManager`, which knows what sliding windows need; None in versions that do not
             hand it to connectors.
         block_pool: asked then; with several KV cache groups the answer is 0.
         block_size: tokens that one hash stands for.
     """
     if cache_manager is not None:
-        return int(cache_manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
+        return int(cache_manager.coordinator.find_longest_cache_hit(hashes, tokens - 1)[1])
     if block_pool is None or len(kv_cache_config.kv_cache_groups) != 1:
         return 0
-    full_blocks = (request.num_tokens - 1) // block_size
-    hits = (block_pool.get_cached_block(name, [0]) is not None for name in request.block_hashes[:full_blocks])
-    return block_size * next((number for number, hit in enumerate(hits) if not hit),
-                             min(full_blocks, len(request.block_hashes)))
+    full_blocks = min((tokens - 1) // block_size, len(hashes))
+    hits = (block_pool.get_cached_block(name, [0]) is not None for name in hashes[:full_blocks])
+    return block_size * next((number for number, hit in enumerate(hits) if not hit), full_blocks)
 
 
 def is_beam_step(request: Request) -> bool:
@@ -127,7 +147,7 @@ def busy(engine: Any) -> bool:
 
 
 def scheduler_connector(engine: Any) -> Any:
-    """The scheduler half of the connector of an `LLMEngine` in this process."""
+    """The scheduler side of the connector of an `LLMEngine` in this process."""
     return engine.engine_core.engine_core.scheduler.connector
 
 

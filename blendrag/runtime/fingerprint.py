@@ -18,7 +18,7 @@ from blake3 import blake3
 class Fingerprint:
     """What an engine's entries are named after now.
 
-    The scheduler half and the worker half share this object where they share a process.  In processes of their own
+    The scheduler side and the worker side share this object where they share a process.  In processes of their own
     each has one, and the messages of each step carry the changes: of `generation` to the worker, of `model` back.
 
     Attributes:

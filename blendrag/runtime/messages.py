@@ -1,4 +1,4 @@
-"""What the scheduler half and the worker half of the connector tell each other, once a step."""
+"""What the scheduler side and the worker side of the connector tell each other, once a step."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from blendrag.policies import Policy
+from blendrag.runtime.costs import Costs
 from blendrag.stats import BlendMap
 
 
@@ -42,6 +43,7 @@ class BlendJob:
         question_start: first of the tokens whose attention a query-aware policy measures.
         policy: chooses what is computed again.
         write_from: tokens before it are in the paged cache already, shared with other requests.
+        read: tokens before it are read from there; no more than `write_from`.
         block_ids: the request's blocks in the paged cache, per KV cache group.
         resumed: vLLM had preempted the request, and it is blended again.
         explain: report token by token.
@@ -55,6 +57,7 @@ class BlendJob:
     policy: Policy
     write_from: int
     block_ids: tuple[list[int], ...]
+    read: int = 0
     resumed: bool = False
     explain: bool = False
     fingerprint: str = ""
@@ -64,6 +67,8 @@ class BlendJob:
 class BlendReport:
     """What a blend pass did for one request; counts are tokens, `row_layers` is rows x layers computed.
 
+    `cached` tokens were read from vLLM's paged cache; they are not among the `reused` ones, which come from the store.
+
     `damaged` names entries that were planned with and could not be had when they were needed.  After a `failure` the
     request was computed in full; `unwritten` are the blocks of one for which that failed too.  `resumed` is the job's.
     `map` is there where the job asks for it.  `outdated`: the job's entries belong to weights that the model no longer
@@ -71,6 +76,7 @@ class BlendReport:
     """
 
     row_layers: int = 0
+    cached: int = 0
     reused: int = 0
     recomputed: int = 0
     damaged: list[str] = field(default_factory=list)
@@ -144,9 +150,11 @@ class EncodeReport:
 
 @dataclass
 class BlendMetadata(KVConnectorMetadata):
-    """Scheduler to worker: the jobs of this step, and what nobody waits for.
+    """Scheduler to worker: what requests wait for, and what nobody waits for.
 
     Attributes:
+        jobs: to begin with from this step on.
+        pass_rows: of them and of earlier ones, rows to compute in this step.
         encode: chunks to encode from this step on, behind the attention sink `sink_ids`.
         encode_rows: of them and of earlier ones, rows to compute in this step at most.
         audits: requests to check from this step on.
@@ -156,6 +164,7 @@ class BlendMetadata(KVConnectorMetadata):
     """
 
     jobs: list[BlendJob] = field(default_factory=list)
+    pass_rows: int = 0
     encode: list[Missing] = field(default_factory=list)
     encode_rows: int = 0
     sink_ids: list[int] = field(default_factory=list)
@@ -198,8 +207,12 @@ class ModelFacts(KVConnectorHandshakeMetadata):
         fingerprint: identifies the model that KV belongs to; see `blendrag.runtime.model.identity`.
         num_layers: attention layers.
         ranks: tensor-parallel ranks, each of which keeps its own heads.
+        reads_cache: passes can read what vLLM's prefix cache holds of a prompt.
+        costs: what prefills take on this machine; None where that was not measured.
     """
 
     fingerprint: str
     num_layers: int
     ranks: int = 1
+    reads_cache: bool = False
+    costs: Costs | None = None

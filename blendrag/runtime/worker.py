@@ -18,6 +18,7 @@ from blendrag.runtime.connector import BlendConnector
 from blendrag.runtime.engine.connectors import check_connector
 from blendrag.runtime.engine.failure import leave_notes
 from blendrag.runtime.fingerprint import Fingerprint
+from blendrag.runtime.messages import BlendMetadata
 from blendrag.runtime.model.blend_model import BlendModel
 from blendrag.runtime.model.weights import LoadedWeights, state_digest
 from blendrag.runtime.passes.blender import Blender
@@ -25,7 +26,10 @@ from blendrag.runtime.passes.device_tier import DeviceTier
 from blendrag.runtime.passes.encoder import Encoder
 from blendrag.runtime.passes.entries import Entries
 from blendrag.runtime.passes.forward import Forward
+from blendrag.runtime.passes.measuring import measure, warm_up
+from blendrag.runtime.passes.paged_reader import paged_reader
 from blendrag.runtime.passes.probe import settle_rotations
+from blendrag.runtime.passes.trial_steps import TrialSteps
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -81,9 +85,26 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         self._policy = policy.settings()
         forward = Forward(model)
         self._encoder: Encoder | None = Encoder(model, forward, entries)
-        connector.attach(Blender(model, forward, entries, config.sparse_attention), self._encoder)
+        reader = paged_reader(model, kv_cache_config)
+        if not all(entries.ranks.agree([reader is not None])):
+            reader = None
+        connector.attach(Blender(model, forward, entries, config.sparse_attention, reader), self._encoder)
         self._fingerprint = connector.fingerprint
         self._unique = entries.ranks.common(uuid4().hex)  # the same on all ranks
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Compiles and captures what vLLM does; then tries passes out, and measures on the CPU what prefills take.
+
+        On a GPU trials this short show launches rather than rows, and would have requests declined that gain.
+        """
+        times = super().compile_or_warm_up_model()
+        connector = get_kv_transfer_group()
+        steps = TrialSteps(self, BlendMetadata(generation=connector.fingerprint.generation))
+        if not current_platform.is_cpu():
+            warm_up(connector.worker.blender, steps, connector.config)
+        elif connector.config.blend == "auto":
+            connector.worker.costs = measure(connector.worker.blender, steps, connector.config)
+        return times
 
     def sleep(self, level: int = 1) -> None:
         """Frees memory; at level 2 the weights are lost, and whoever wakes the engine up loads some."""
@@ -157,7 +178,7 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
 
     def blendrag_quality(self) -> list[dict[str, Any]]:
         """What the quality guard knows: `Quality` of each policy, as mappings."""
-        return list(get_kv_transfer_group().quality)
+        return list(get_kv_transfer_group().worker.quality)
 
     def blendrag_call(self, method: str, args: Sequence[Any]) -> tuple[Any, tuple[str, str] | None]:
         """What another method returns and None, or None and the class and text of the exception it raised.

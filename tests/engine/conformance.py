@@ -60,7 +60,7 @@ def check(engine: BlendEngine, prompts: list[BlendPrompt], tokens: int) -> None:
 
 def store_as_it_stands(scope: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> None:
     """Files chunks as their neutral variants, but with the KV that a full prefill of this very prompt gives them."""
-    encoder: Any = get_kv_transfer_group().encoder
+    encoder: Any = get_kv_transfer_group().worker.populating.encoder
     for start, end in spans:
         chunk = ids[start:end]
         [(key, _)] = encoder.encode(scope, [chunk], ids[:start], neutral=False)

@@ -138,7 +138,7 @@ FAMILIES = [
     Family("GPT-NeoX", "Pythia", "a quarter of each head is rotated; no grouped heads", "GPTNeoXForCausalLM",
            {"num_key_value_heads": 4, "rope_parameters": QUARTER}),
     Family("int8 weights", "`w8a8` checkpoints of compressed-tensors", "quantised weights and activations",
-           "LlamaForCausalLM", HEADS | {"quantize": "int8", "hidden_size": 132}, noise=0.05),
+           "LlamaForCausalLM", HEADS | {"quantize": "int8", "hidden_size": 156}, noise=0.05),
     Family("fp8 weights", "fp8 checkpoints, `quantization=\"fp8\"`", "quantised weights", "LlamaForCausalLM",
            engine={"quantization": "fp8"}, dtype="bfloat16", noise=0.05,
            refusal="static_scaled_fp8_quant", reason="no fp8 kernel (`static_scaled_fp8_quant`)", by_vllm=True),

@@ -43,7 +43,7 @@ class _Alone(EncodeLane):
 
 
 def _errors(_worker: Any, ids: list[int]) -> list[list[float]]:
-    model = get_kv_transfer_group().blender.model
+    model = get_kv_transfer_group().worker.blender.model
     forward = Forward(model)
     tensor = torch.tensor(ids, device=model.device)
     stored = _Alone(model, tensor, 0)

@@ -41,7 +41,7 @@ def test_a_compiled_model_equals_plain_vllm_too(engine_pool: Any, tmp_path: Path
     engine = family_engine(engine_pool.get, family, build(family, tmp_path / "compiled"))
     check(engine, short_layouts(), 8)
     check_some_rows(engine, family.noise)
-    assert engine._start().call(lambda _: get_kv_transfer_group().blender.forward._compiled)
+    assert engine._start().call(lambda _: get_kv_transfer_group().worker.blender.forward._compiled)
 
 
 def test_the_check_of_placed_keys_notices_a_wrong_rotation(engine_pool: Any, tmp_path: Path,

@@ -14,7 +14,7 @@ import torch
 from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
 from tests.engine.families import FAMILIES, build
 from tests.engine.texts import PASSAGES, QUESTION
-from tests.engine.together import forget_blocks
+from tests.engine.together import forget_blocks, worker_side
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -56,21 +56,19 @@ def plain(engine: BlendEngine, *prompts: BlendPrompt) -> list[list[int]]:
 @contextmanager
 def failing(engine: BlendEngine, error: Exception, times: int) -> Iterator[None]:
     """The next passes raise."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
+    forward: Any = worker_side(engine).blender.forward
+    run, left = forward.run_tile, [error] * times
 
-    forward: Any = engine._start().call(lambda _: get_kv_transfer_group().blender.forward)
-    run, left = forward.run, [error] * times
-
-    def fail(lanes: Any) -> None:
+    def fail(tile: Any) -> None:
         if left:
             raise left.pop()
-        run(lanes)
+        run(tile)
 
-    forward.run = fail
+    forward.run_tile = fail
     try:
         yield
     finally:
-        del forward.run
+        del forward.run_tile
 
 
 @pytest.mark.parametrize("family", ["Llama", "Gemma 3"])

@@ -43,8 +43,7 @@ def broken(engine: BlendEngine) -> Iterator[Callable[[bool], None]]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     def rotations(_: Any) -> list[Any]:
-        blender: Any = get_kv_transfer_group()
-        return [layer.rotation for layer in blender.blender.model.layers]
+        return [layer.rotation for layer in get_kv_transfer_group().worker.blender.model.layers]
 
     tables = {rotation: (rotation.cos, rotation.sin) for rotation in engine._start().call(rotations)}
 
@@ -130,8 +129,8 @@ def test_audits_change_no_answer(engine: BlendEngine) -> None:
 
     def guarded(value: Any) -> Any:
         def swap(vllm: Any) -> Any:
-            connector = scheduler_connector(vllm)
-            before, connector.audits = connector.audits, value
+            side = scheduler_connector(vllm).scheduler
+            before, side.audits = side.audits, value
             return before
 
         return engine._start().call(swap)

@@ -48,6 +48,8 @@ def prompt() -> BlendPrompt:
 
 
 def reuse(engine: BlendEngine) -> list[tuple[bool, str]]:
+    """What a prompt reuses of the store: nothing of it is in vLLM's prefix cache."""
+    engine.reset_prefix_cache()
     [output] = engine.generate(prompt(), GREEDY, policy="none")
     assert output.stats.failure == ""
     return [(chunk.reused, chunk.reason) for chunk in output.stats.chunks]

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from vllm.lora.request import LoRARequest
 
 from blendrag import BlendEngine, SamplingParams
-from blendrag.runtime.compat import scheduler_connector
 from tests.engine.families import COMMON, build, named
 from tests.engine.test_reuse import fresh, prompt
 from tests.engine.texts import PASSAGES, SYSTEM
@@ -108,6 +107,6 @@ def test_an_adapter_that_was_unloaded_does_no_harm(lora_engine: BlendEngine, ada
 def test_chunks_are_shared_with_engines_without_adapters(
         lora_engine: BlendEngine, engine_pool: Any, folder: Path) -> None:
     def fingerprint(engine: BlendEngine) -> str:
-        return str(engine._start().call(lambda vllm: scheduler_connector(vllm).planner.lookup.facts.fingerprint))
+        return engine.fingerprint
 
     assert fingerprint(lora_engine) == fingerprint(engine_pool.get(folder, **SETTINGS))

@@ -12,6 +12,7 @@ import torch
 
 from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams, mark_chunks
 from blendrag.errors import PromptError
+from blendrag.requests import RequestOptions
 from blendrag.runtime.compat import scheduler_connector
 from blendrag.runtime.passes.lanes import EncodeLane
 from tests.engine.families import FAMILIES, build
@@ -46,7 +47,7 @@ def watch(engine: BlendEngine) -> list[list[int]]:
     asked: list[list[int]] = []
 
     def listen(_: Any) -> None:
-        populating: Any = get_kv_transfer_group().populating
+        populating: Any = get_kv_transfer_group().worker.populating
         advance = type(populating).advance.__get__(populating)
 
         def watched(missing: list[Any], sink_ids: list[int], rows: int) -> Any:
@@ -119,7 +120,7 @@ def test_many_requests_with_the_same_new_chunk_have_it_encoded_once(engine: Blen
     held = threading.Event()
     holding = threading.Thread(target=engine._start().call, args=(lambda _: held.wait(),))
     holding.start()
-    tickets = engine._submit([prompt(text)] * 5, [SHORT] * 5, True, {}, None, None, False)
+    tickets = engine._submit([prompt(text)] * 5, [SHORT] * 5, RequestOptions())
     held.set()
     holding.join()
     outputs = [list(ticket)[-1] for ticket in tickets]
@@ -151,7 +152,7 @@ def test_what_cannot_be_encoded_is_not_tried_for_ever(engine: BlendEngine, caplo
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     text = fresh()
-    encoder: Any = engine._start().call(lambda _: get_kv_transfer_group().encoder)
+    encoder: Any = engine._start().call(lambda _: get_kv_transfer_group().worker.populating.encoder)
     lane, failures = encoder.lane, []
 
     def fail(*_: Any, **__: Any) -> None:
@@ -189,7 +190,7 @@ def test_a_long_chunk_is_encoded_in_pieces_between_a_neighbours_tokens_as_if_in_
     def watch_rows(_: Any) -> Any:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        forward: Any = get_kv_transfer_group().encoder.forward
+        forward: Any = get_kv_transfer_group().worker.populating.encoder.forward
         run_tile = type(forward).run_tile.__get__(forward)
 
         def watched(tile: list[Any]) -> None:
@@ -227,12 +228,12 @@ def test_a_document_that_the_model_has_no_positions_for_is_not_encoded(engine: B
     prompt_ids = document[7 : 7 + limit - 4]
 
     def ask(vllm: Any) -> None:
-        planner = scheduler_connector(vllm).planner
+        planner = scheduler_connector(vllm).scheduler.planner
         plan = planner.plan(make_request(prompt_ids), documents=[np.array(document, np.int64)])
         assert [chunk.reason for chunk in plan.stats.chunks] == ["not stored"]
         assert [len(missing.ids) for missing in plan.missing] == [limit + 4]
-        scheduler_connector(vllm).populator.add(make_request([1]), plan.missing)
-        assert not scheduler_connector(vllm).populator._chunks
+        scheduler_connector(vllm).scheduler.populator.add(make_request([1]), plan.missing)
+        assert not scheduler_connector(vllm).scheduler.populator._chunks
 
     engine._start().call(ask)
     with pytest.raises(PromptError, match=f"the model takes {limit}"):

@@ -17,6 +17,7 @@ from blendrag.errors import ModelError
 from blendrag.runtime.model.blend_model import BlendModel
 from blendrag.runtime.model.rotation import NoRotation
 from blendrag.runtime.passes.probe import settle_rotations
+from tests.engine.together import worker_side
 
 LAYER = 20  # of SmolLM2's 30, which has 9 heads, 3 KV heads of size 64
 COMPONENT = torch.nn.functional.one_hot(torch.tensor(7), 192).view(3, 64)
@@ -45,7 +46,7 @@ def changed(attention: Any, change: Change) -> Iterator[None]:
 def probed(engine: BlendEngine, change: Change | None = None) -> BlendModel:
     """The engine's model after another probe, with one layer changed."""
     def run(_: Any) -> BlendModel:
-        model = copy.copy(get_kv_transfer_group().blender.model)
+        model = copy.copy(get_kv_transfer_group().worker.blender.model)
         model.layers = [replace(layer, rotations=[layer.rotation, *layer.rotation.variants(64), NoRotation()])
                         for layer in model.layers]
         with ExitStack() as stack:
@@ -78,7 +79,7 @@ WRONG: dict[str, tuple[Change, str]] = {
 def test_a_model_that_only_rotates_keeps_its_rotations(engine: BlendEngine) -> None:
     model = probed(engine)
     assert [layer.rotations for layer in model.layers] == [
-        layer.rotations for layer in engine._start().call(lambda _: get_kv_transfer_group().blender.model.layers)]
+        layer.rotations for layer in worker_side(engine).blender.model.layers]
 
 
 @pytest.mark.parametrize(("change", "what"), WRONG.values(), ids=WRONG)
@@ -95,7 +96,7 @@ def test_what_begins_at_some_position_may_be_avoided(engine: BlendEngine) -> Non
 
 
 def test_a_layer_without_positions_is_noticed(engine: BlendEngine) -> None:
-    rotation = engine._start().call(lambda _: get_kv_transfer_group().blender.model.layers[LAYER].rotation)
+    rotation = engine._start().call(lambda _: get_kv_transfer_group().worker.blender.model.layers[LAYER].rotation)
 
     def undone(p: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         positions = p.flatten().long()

@@ -14,6 +14,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
 from blendrag.errors import ModelError
 from blendrag.reading import as_prompt
+from blendrag.requests import RequestOptions
 from blendrag.runtime.compat import scheduler_connector
 from tests.engine.families import build, named
 from tests.engine.test_reuse import fresh, prompt
@@ -89,25 +90,14 @@ def filled(engine: BlendEngine, parts: list[str | Chunk], length: int) -> BlendP
     return BlendPrompt(*parts)
 
 
-def test_rows_of_several_requests_run_in_one_forward(short: BlendEngine) -> None:
-    prompts = [prompt(0, 1), prompt(4), prompt(3, 2, 1), "Once upon a time"]
-    with watched(short) as seen:
-        outputs = together(short, prompts, greedy(4), salted(*[{"policy": "none"}] * 4))
-    assert [len(jobs) for jobs in seen.passes] == [3]
-    [(rows, requests)] = seen.forwards
-    assert requests == 3
-    expected = sum(len(output.prompt_token_ids) - 1 - output.stats.reused_tokens for output in outputs[:3])
-    assert rows == expected < ROWS
-
-
-def test_no_forward_has_more_rows_than_a_batch(short: BlendEngine) -> None:
+def test_a_forward_has_rows_of_one_request_and_no_more_than_a_batch(short: BlendEngine) -> None:
+    """So what a request gets does not depend on what else runs."""
     prompts = [prompt(0, 1), prompt(4, 5, 3, 2), prompt(2)]
     with watched(short) as seen:
         outputs = assert_full_equals_plain(short, prompts, greedy(4))
-    rows = [rows for rows, _ in seen.forwards]
-    total = sum(len(output.prompt_token_ids) - 1 for output in outputs)
-    assert rows == [ROWS] * (total // ROWS) + [total % ROWS]
-    assert max(requests for _, requests in seen.forwards) > 1
+    lengths = [len(output.prompt_token_ids) - 1 for output in outputs]
+    expected = [rows for length in lengths for rows in [ROWS] * (length // ROWS) + [length % ROWS]]
+    assert seen.forwards == [(rows, 1) for rows in expected]
 
 
 @pytest.mark.parametrize("policy", ["full", "query"])
@@ -165,7 +155,8 @@ def test_aborted_requests_leave_nothing(short: BlendEngine) -> None:
         connector, scheduler = scheduler_connector(vllm), vllm.engine_core.engine_core.scheduler
         assert scheduler.reset_prefix_cache()
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        return len(connector._plans) + len(connector._jobs) + len(connector._reports) + len(connector._pending), free
+        side = connector.scheduler
+        return sum(map(len, (side._plans, side._jobs, side._loading, side._blocks_loading, side._reports))), free
 
     short.flush()
     before = short._start().call(rest)
@@ -257,7 +248,7 @@ def test_without_prefix_caching_or_chunked_prefill_and_with_priorities(make: Mak
     wanted = filled(engine, [SYSTEM, Chunk(PASSAGES[0]), "\n\n", Chunk(PASSAGES[1]), QUESTION], 3 * BLOCK - 4)
     [blended] = assert_full_equals_plain(engine, [wanted], greedy(24))
     preempted = counted(engine, "num_preemptions")
-    [(ids, params)] = engine._running.make([wanted], [greedy(24)], True, {"policy": "full"}, None)
+    [(ids, params)] = engine._running.make([wanted], [greedy(24)], RequestOptions(policy="full"))
     with watched(engine) as seen:
         with held(engine):
             tickets = [engine._start().submit(ids, params, priority=priority) for priority in range(12, 0, -1)]
@@ -290,7 +281,7 @@ def test_one_request_at_a_time_after_an_engine_that_speculated(make: Make) -> No
     engine = make(max_num_seqs=1, async_scheduling=True)  # which vLLM turns off on the CPU
     with watched(engine) as seen:
         assert_full_equals_plain(engine, [prompt(0, 1), prompt(4), prompt(3, 2)], greedy(8))
-    assert [len(jobs) for jobs in seen.passes] == [1, 1, 1]
+    assert len(seen.jobs) == 3
 
 
 def test_a_prompt_always_fits_the_cache(engine_pool: Any, folder: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from blendrag import BlendEngine
+from blendrag.requests import RequestOptions
 from blendrag.runtime.messages import BlendJob
+from blendrag.runtime.passes.forward import rows_of
+from blendrag.runtime.passes.worker_side import BlendConnectorWorker
 
 
 @contextmanager
@@ -34,9 +37,11 @@ def hand_in(engine: BlendEngine, prompts: list[Any], params: Any, hows: list[dic
     """Tickets of requests, each asked in a way of its own (`generate`'s arguments)."""
     tickets = []
     for prompt, how in zip(prompts, hows, strict=True):
-        how = {"blend": True, "cache_salt": None, "lora_request": None} | how
-        blend, salt, lora = (how.pop(name) for name in ("blend", "cache_salt", "lora_request"))
-        tickets += engine._submit([prompt], [params], blend, how, salt, lora, False)
+        named = {field.name for field in fields(RequestOptions)}
+        settings = {name: value for name, value in how.items() if name not in named}
+        options = RequestOptions(**{name: value for name, value in how.items() if name in named},
+                                 policy_settings=settings)
+        tickets += engine._submit([prompt], [params], options)
     return tickets
 
 
@@ -49,43 +54,43 @@ def together(engine: BlendEngine, prompts: list[Any], params: Any, hows: list[di
 
 @dataclass
 class Seen:
-    """What passed through the worker half: jobs of each blend pass, rows and requests of each forward."""
+    """What passed through the worker side: the jobs of requests, rows and requests of each forward."""
 
-    passes: list[list[BlendJob]] = field(default_factory=list)
+    jobs: list[BlendJob] = field(default_factory=list)
     forwards: list[tuple[int, int]] = field(default_factory=list)
 
-    @property
-    def jobs(self) -> list[BlendJob]:
-        return [job for jobs in self.passes for job in jobs]
+
+def worker_side(engine: BlendEngine) -> BlendConnectorWorker:
+    """That of an engine in this process."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    side = engine._start().call(lambda _: get_kv_transfer_group()).worker
+    assert side is not None
+    return side
 
 
 @contextmanager
 def watched(engine: BlendEngine, fail: Callable[[BlendJob], bool] = lambda job: False) -> Iterator[Seen]:
-    """Notes what the passes do meanwhile; those with a job that shall fail do."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    blender = engine._start().call(lambda _: get_kv_transfer_group()).blender
+    """Notes what the passes do meanwhile; those of a job that shall fail do."""
+    blender = worker_side(engine).blender
     forward, seen = blender.forward, Seen()
-    blend, load, run_tile = blender.blend, blender._load, forward.run_tile
+    load, run_tile = blender._load, forward.run_tile
 
-    def noting_blend(jobs: Any) -> Any:
-        seen.passes.append(list(jobs))
-        return blend(jobs)
-
-    def failing_load(jobs: Any) -> Any:
-        if any(map(fail, jobs)):
+    def noting_load(job: BlendJob) -> Any:
+        seen.jobs.append(job)
+        if fail(job):
             raise RuntimeError("told to fail")
-        return load(jobs)
+        return load(job)
 
-    def notingrun_tile(tile: Any) -> None:
-        seen.forwards.append((sum(part.rows.stop - part.rows.start for _, part in tile), len(tile)))
+    def noting_tile(tile: Any) -> None:
+        seen.forwards.append((rows_of(tile), len(tile)))
         run_tile(tile)
 
-    blender.blend, blender._load, forward.run_tile = noting_blend, failing_load, notingrun_tile
+    blender._load, forward.run_tile = noting_load, noting_tile
     try:
         yield seen
     finally:
-        del blender.blend, blender._load, forward.run_tile
+        del blender._load, forward.run_tile
 
 
 def counted(engine: BlendEngine, name: str) -> int:

@@ -87,6 +87,16 @@ class EngineProcess:
         except EngineDeadError as error:
             raise self._reason() from error
 
+    async def rest(self) -> None:
+        """Returns when the engine has nothing to do; requests that come meanwhile wait."""
+        if self.closed:
+            raise self._reason()
+        try:
+            await self._llm.pause_generation(mode="wait", clear_cache=False)
+            await self._llm.resume_generation()
+        except EngineDeadError as error:
+            raise self._reason() from error
+
     @property
     def closed(self) -> bool:
         """Whether it takes no more requests."""

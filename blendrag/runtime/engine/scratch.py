@@ -1,6 +1,6 @@
 """Where chunks are kept when there is no `store_path` and an engine consists of several processes.
 
-The scheduler half must see what the workers have stored, so they share a folder, for as long as the engine lives.
+The scheduler side must see what the workers have stored, so they share a folder, for as long as the engine lives.
 """
 
 from __future__ import annotations

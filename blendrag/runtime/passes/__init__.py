@@ -1,1 +1,1 @@
-"""The worker half: forwards over chosen rows, and the stored KV that they attend to."""
+"""The worker side: forwards over chosen rows, and the stored KV that they attend to."""

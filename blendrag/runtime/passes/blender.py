@@ -1,11 +1,11 @@
-"""The worker half's work for requests: score, select, blend."""
+"""The worker side's work for requests: score, select, blend."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,19 +13,22 @@ import torch
 
 from blendrag.errors import ConfigError
 from blendrag.policies import Attention, Evidence, Layout, Policy, Selective
-from blendrag.runtime.messages import BlendJob, BlendReport
+from blendrag.runtime.compat import FAILURES_NAME_REQUESTS
+from blendrag.runtime.messages import BlendJob, BlendReport, Placement
 from blendrag.runtime.model.blend_model import BlendModel
 from blendrag.runtime.passes.context import Context
 from blendrag.runtime.passes.drift import Drift
 from blendrag.runtime.passes.entries import Entries
-from blendrag.runtime.passes.forward import Forward
+from blendrag.runtime.passes.forward import Forward, Passes
 from blendrag.runtime.passes.lanes import AttentionLane, BlendLane, DeviationLane
+from blendrag.runtime.passes.paged_reader import CachedPrefix, PagedReader
 from blendrag.runtime.passes.sparsity import Sparsity
 from blendrag.stats import BlendMap
 
 logger = logging.getLogger(__name__)
 
 _KEEP_BYTES = 4 * 2**30
+"""Of rotated keys that stay in host memory from one pass to the next."""
 
 
 @dataclass
@@ -56,6 +59,7 @@ class Work:
     def rows(self) -> torch.Tensor:
         """bool [tokens]; what the blend pass computes, once all is chosen."""
         rows = torch.ones_like(self.chosen) if self.policy.recomputes_all else self.needed | self.chosen
+        rows[: self.context.cached_tokens] = False
         rows[-1] = True  # a pass needs a row
         return rows
 
@@ -70,47 +74,64 @@ class Blender:
 
     Args:
         sparse_attention: see `BlendConfig`.
+        reader: of vLLM's paged cache; None where it cannot be read.
     """
 
-    def __init__(self, model: BlendModel, forward: Forward, entries: Entries,
-                 sparse_attention: int | None = None) -> None:
+    def __init__(self, model: BlendModel, forward: Forward, entries: Entries, sparse_attention: int | None = None,
+                 reader: PagedReader | None = None) -> None:
         self.model = model
         self.forward = forward
         self.entries = entries
         self.sparse_attention = sparse_attention
+        self.reader = reader
         self._ranks = entries.ranks
 
-    def blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
-        """Fills the jobs' blocks in the paged cache, the rows of all jobs together in one forward.
+    def passes(self, job: BlendJob) -> Passes[BlendReport]:
+        """The forwards that fill a job's blocks in the paged cache.
 
-        A failure is contained: jobs that fail together are tried one by one, and the report of one
-        that fails alone says why.
+        A failure, of a forward too, is contained: the report says why.
         """
+        outdated = job.fingerprint != self.entries.fingerprint
+        if outdated:
+            job = replace(job, placements=[])  # all rows are computed
         try:
-            return self._blend(jobs)
+            report = yield from self._blend(job)
         except Exception as error:
-            if len(jobs) > 1:
-                logger.warning("a joint blend pass failed (%s), trying its %d requests one by one", error, len(jobs))
-                return [report for job in jobs for report in self.blend([job])]
             logger.debug("blend pass failed", exc_info=True)
-            return [self._in_full(jobs[0], f"{type(error).__name__}: {error}")]
+            report = yield from self._in_full(job, f"{type(error).__name__}: {error}")
+        report.resumed, report.outdated = job.resumed, outdated
+        return report
 
-    def _in_full(self, job: BlendJob, failure: str) -> BlendReport:
+    def prepare(self, job: BlendJob) -> Passes[Work]:
+        """Loads what a job reuses and chooses its rows: all but the blend pass itself."""
+        work = self._load(job)
+        if work.layout.chunks:
+            steps = self._evidence(work.policy)
+            if not steps:
+                self._narrow(work, None, 0)
+            for step, evidence in enumerate(steps):
+                yield from self._score(work, evidence, step)
+        return work
+
+    def _blend(self, job: BlendJob) -> Passes[BlendReport]:
+        work = yield from self.prepare(job)
+        work.report.blend_s = yield from self.forward.passes(self._lane(work))
+        return work.report
+
+    def _in_full(self, job: BlendJob, failure: str) -> Passes[BlendReport]:
         """Computes all rows of a request whose pass failed, with nothing from the store.
 
-        vLLM could prefill it, but its prefix cache would offer the blocks to others before they are computed, and
-        models with several KV cache groups would end the engine.
+        vLLM could prefill it, but before 0.32 models with several KV cache groups would end the engine.
         """
         report = BlendReport(failure=failure)
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
         try:
             context = Context(self.model, len(job.token_ids), ())
-            self.forward.run([BlendLane(context, self._tensor(job.token_ids), torch.ones_like(context.stored),
-                                        job.write_from, job.block_ids)])
-            self._synchronize()
+            yield from self.forward.passes(BlendLane(context, self._tensor(job.token_ids),
+                                                     torch.ones_like(context.stored), job.write_from, job.block_ids))
         except Exception as error:
-            if len(job.block_ids) > 1:
+            if len(job.block_ids) > 1 and not FAILURES_NAME_REQUESTS:
                 raise  # such a model's requests cannot be given back to vLLM
             logger.debug("full pass failed", exc_info=True)
             block_size = self.model.layers[0].block_size
@@ -118,80 +139,42 @@ class Blender:
             report.failure += f", then {type(error).__name__}: {error}"
         return report
 
-    def _blend(self, jobs: Sequence[BlendJob]) -> list[BlendReport]:
-        works = self.prepare(jobs)
+    def _load(self, job: BlendJob) -> Work:
         started = time.perf_counter()
-        lanes = [self._lane(work) for work in works]
-        self.forward.run(lanes)
-        self._synchronize()
-        seconds = time.perf_counter() - started
-        for work in works:
-            work.report.blend_s = seconds
-        return [work.report for work in works]
-
-    def prepare(self, jobs: Sequence[BlendJob]) -> list[Work]:
-        """Loads what the jobs reuse and chooses their rows: all but the blend pass itself."""
-        works = self._load(jobs)
-        self._choose(works)
-        return works
-
-    def _load(self, jobs: Sequence[BlendJob]) -> list[Work]:
-        started = time.perf_counter()
+        cached, placements = None, job.placements
+        if self.reader is not None and job.read:
+            cached = CachedPrefix(self.reader, job.read, job.block_ids)
+            placements = _behind(job.read, job.placements)
         lengths: dict[str, int] = {}
-        for placement in (placement for job in jobs for placement in job.placements):
+        for placement in placements:
             end = placement.offset + placement.end - placement.start
             lengths[placement.key] = max(end, lengths.get(placement.key, 0))
         entries = dict(zip(lengths, self.entries.load(list(lengths), list(lengths.values())), strict=True))
-        works = []
-        for job in jobs:
-            had = [(placement, entry) for placement in job.placements if (entry := entries[placement.key]) is not None]
-            report = BlendReport(damaged=[p.key for p in job.placements if entries[p.key] is None])
-            passes = len(self._evidence(job.policy))
-            keep_bytes = _KEEP_BYTES // len(jobs) if passes and self.model.device.type == "cpu" else 0
-            context = Context(self.model, len(job.token_ids), had, keep_bytes, self.entries.tier)
-            layout = _layout(context)
-            works.append(Work(job, job.policy, report, context, self._tensor(job.token_ids), layout,
-                              layout.reused.clone(), ~context.stored))
-        seconds = time.perf_counter() - started
-        for work in works:
-            work.report.load_s = seconds
-        return works
+        present = [(placement, entry) for placement in placements if (entry := entries[placement.key]) is not None]
+        report = BlendReport(damaged=[p.key for p in placements if entries[p.key] is None])
+        again = bool(self._evidence(job.policy)) and self.model.device.type == "cpu"
+        context = Context(self.model, len(job.token_ids), present, _KEEP_BYTES if again else 0, self.entries.tier,
+                          cached)
+        layout = _layout(context)
+        report.load_s = time.perf_counter() - started
+        return Work(job, job.policy, report, context, self._tensor(job.token_ids), layout, layout.reused.clone(),
+                    ~context.stored)
 
-    def _choose(self, works: Sequence[Work]) -> None:
-        """Asks the policies which rows to compute, after the scoring passes that they want."""
-        works = [work for work in works if work.layout.chunks]
-        wanted = [self._evidence(work.policy) for work in works]
-        for work, steps in zip(works, wanted, strict=True):
-            if not steps:
-                self._narrow(work, None, 0)
-        for step in range(max(map(len, wanted), default=0)):
-            groups: dict[Evidence, list[Work]] = {}
-            for work, steps in zip(works, wanted, strict=True):
-                if step < len(steps):
-                    groups.setdefault(steps[step], []).append(work)
-            for evidence, members in groups.items():
-                self._score(members, evidence, step)
-
-    def _score(self, works: Sequence[Work], evidence: Evidence, step: int) -> None:
-        """One scoring pass, of all requests that need the same evidence."""
-        started = time.perf_counter()
-        lanes = [self._evidence_lane(work, evidence, step) for work in works]
-        self.forward.run(lanes)
-        self._synchronize()
-        seconds = time.perf_counter() - started
-        for work, lane in zip(works, lanes, strict=True):
-            if step == 0 and self.sparse_attention is not None:
-                scores = lane.scores.where(work.context.stored, 0)
-                work.sparsity = Sparsity.choose(work.layout, scores, self.sparse_attention)
-            if step == 0 and work.job.explain:
-                work.scores = lane.scores
-            self._narrow(work, lane.scores, step)
-            if isinstance(lane, AttentionLane):
-                work.needed[lane.positions] = True  # their KV in the context is the scoring pass's: compute it anew
-            else:
-                work.dense_layers = lane.depth - 1  # what these layers retain was computed with dense attention
-            work.report.score_s += seconds
-            work.report.row_layers += len(lane.positions) * lane.depth
+    def _score(self, work: Work, evidence: Evidence, step: int) -> Passes[None]:
+        """One scoring pass, and what the policy makes of it."""
+        lane = self._evidence_lane(work, evidence, step)
+        work.report.score_s += yield from self.forward.passes(lane)
+        if step == 0 and self.sparse_attention is not None:
+            scores = lane.scores.where(work.context.stored, 0)
+            work.sparsity = Sparsity.choose(work.layout, scores, self.sparse_attention)
+        if step == 0 and work.job.explain:
+            work.scores = lane.scores
+        self._narrow(work, lane.scores, step)
+        if isinstance(lane, AttentionLane):
+            work.needed[lane.positions] = True  # their KV in the context is the scoring pass's: compute it anew
+        else:
+            work.dense_layers = lane.depth - 1  # what these layers retain was computed with dense attention
+        work.report.row_layers += len(lane.positions) * lane.depth
 
     def _narrow(self, work: Work, scores: torch.Tensor | None, step: int) -> None:
         """Leaves those of the chosen tokens that the policy still wants; it never gets one back."""
@@ -228,7 +211,8 @@ class Blender:
         stored, rows = work.context.stored, work.rows
         count = int(rows.sum())
         work.report.recomputed = int((rows & stored).sum())
-        work.report.reused = int(stored.sum()) - work.report.recomputed
+        work.report.cached = work.context.cached_tokens
+        work.report.reused = int(stored.sum()) - work.report.cached - work.report.recomputed
         work.report.row_layers += count * len(self.model.layers)
         if work.job.explain:
             work.report.map = _map(work, rows)
@@ -238,9 +222,12 @@ class Blender:
     def _tensor(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(ids).to(self.model.device)
 
-    def _synchronize(self) -> None:
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize()
+
+def _behind(start: int, placements: Sequence[Placement]) -> list[Placement]:
+    """What of the placements stands behind the first `start` tokens."""
+    return [placement if placement.start >= start else replace(
+                placement, start=start, offset=placement.offset + start - placement.start)
+            for placement in placements if placement.end > start]
 
 
 def _map(work: Work, rows: torch.Tensor) -> BlendMap:

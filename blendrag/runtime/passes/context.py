@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from blendrag.runtime.passes.device_loader import DeviceLoader
     from blendrag.runtime.passes.device_tier import DeviceTier
     from blendrag.runtime.passes.drift import Drift
+    from blendrag.runtime.passes.paged_reader import CachedPrefix
 
 
 class Context:
@@ -25,21 +26,24 @@ class Context:
     Args:
         keep_bytes: memory in which layers are kept, so that a second pass need not load and rotate again (CPU).
         tier: where entries on the device come from (CUDA).
+        cached: leading tokens that are read from vLLM's paged cache; no entry stands among them.
 
     Attributes:
-        stored: bool [tokens]; True where an entry stands in.
+        stored: bool [tokens]; True where an entry stands in, or the paged cache.
     """
 
     def __init__(self, model: BlendModel, tokens: int, entries: Sequence[tuple[Placement, KVEntry]],
-                 keep_bytes: int = 0, tier: DeviceTier | None = None) -> None:
+                 keep_bytes: int = 0, tier: DeviceTier | None = None, cached: CachedPrefix | None = None) -> None:
         self.model = model
         self.tokens = tokens
         self.entries = entries
+        self.cached = cached
         stored = torch.zeros(tokens, dtype=torch.bool)
         for placement, _ in entries:
             stored[placement.start : placement.end] = True
-        self.stored = stored.to(model.device)
         self._places = stored.nonzero()[:, 0].to(model.device)
+        stored[: self.cached_tokens] = True
+        self.stored = stored.to(model.device)
         self._keep_bytes = keep_bytes
         self._tier = tier
         self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -47,6 +51,11 @@ class Context:
         self._loader = self._device_loader(tier) if model.device.type == "cuda" else None
         self._earlier: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._retained: dict[int, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
+
+    @property
+    def cached_tokens(self) -> int:
+        """Leading tokens that are read from vLLM's paged cache."""
+        return self.cached.tokens if self.cached is not None else 0
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K (rotated) and V of a layer, [tokens, kv heads, head size]; of no meaning where there is none.
@@ -57,6 +66,8 @@ class Context:
         if index in self._kept:
             return self._kept[index]
         k, v = self._loader.layer(index) if self._loader is not None else self._load(index)
+        if self.cached is not None:
+            k[: self.cached.tokens], v[: self.cached.tokens] = self.cached.layer(index, self.model.layers[index].group)
         for positions, fresh_k, fresh_v in self._retained.get(index, ()):
             k[positions], v[positions] = fresh_k, fresh_v
         if k.nbytes + v.nbytes <= self._keep_bytes:

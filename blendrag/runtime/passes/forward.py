@@ -7,11 +7,12 @@ a stand-in that hands the rows' fresh queries, keys and values to the lanes they
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from vllm.config import CompilationMode
@@ -35,10 +36,12 @@ class Lane(ABC):
     Attributes:
         ids: int64 [rows], the rows' tokens.
         positions: int64 [rows], ascending, the rows' positions.
+        context_tokens: length of the context that the rows attend to.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
+    context_tokens: int = 0
 
     @abstractmethod
     def attend(self, index: int, layer: Layer, part: Part, q: torch.Tensor, k: torch.Tensor,
@@ -51,6 +54,14 @@ class Lane(ABC):
 
     def finish(self, hidden: torch.Tensor) -> None:  # noqa: B027  (few lanes want it)
         """Takes what the model makes of the last row, [1, hidden size]; not called where the pass stopped early."""
+
+
+Tile = Sequence[tuple[Lane, Part]]
+"""What runs in one forward; a lane's parts run in order."""
+
+T = TypeVar("T")
+Passes = Generator[Tile, float, T]
+"""Yields forwards to run, one after the other, and takes the seconds that each took; returns what came of them."""
 
 
 class _Stop(Exception):  # noqa: N818  (control flow, not an error)
@@ -93,14 +104,23 @@ class Forward:
 
     def run(self, lanes: Sequence[Lane]) -> None:
         """Takes all rows of all lanes through the model, in as few forwards as `max_num_batched_tokens` allows."""
-        for _ in self.steps(lanes):
-            pass
-
-    def steps(self, lanes: Sequence[Lane]) -> Iterator[int]:
-        """`run`, forward by forward; yields the rows of each."""
-        for tile in _tiles(lanes, self.max_rows):
+        for tile in tiles(lanes, self.max_rows):
             self.run_tile(tile)
-            yield sum(part.rows.stop - part.rows.start for _, part in tile)
+
+    def passes(self, lane: Lane) -> Passes[float]:
+        """The forwards of one lane; returns the seconds that they took."""
+        seconds = 0.0
+        for tile in tiles([lane], self.max_rows):
+            seconds += yield tile
+        return seconds
+
+    def timed_tile(self, tile: Tile) -> float:
+        """Runs a tile to its end; returns the seconds that it took."""
+        started = time.perf_counter()
+        self.run_tile(tile)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """The model's logits of one row, float64 [vocabulary]; None on tensor-parallel ranks that get none.
@@ -127,7 +147,7 @@ class Forward:
         if not more:
             raise _Stop
 
-    def run_tile(self, tile: Sequence[tuple[Lane, Part]]) -> None:
+    def run_tile(self, tile: Tile) -> None:
         """One forward over parts of lanes, at most `max_rows` rows; a lane's parts must come in order."""
         at, self._running = 0, []
         for lane, part in tile:
@@ -165,7 +185,12 @@ class Forward:
                 layer.attention.impl = layer.impl
 
 
-def _tiles(lanes: Sequence[Lane], max_rows: int) -> Iterator[list[tuple[Lane, Part]]]:
+def rows_of(tile: Tile) -> int:
+    """Rows of a forward."""
+    return sum(part.rows.stop - part.rows.start for _, part in tile)
+
+
+def tiles(lanes: Sequence[Lane], max_rows: int) -> Iterator[list[tuple[Lane, Part]]]:
     """Cuts the lanes' rows, in order, into forwards of at most `max_rows`."""
     tile: list[tuple[Lane, Part]] = []
     room = max_rows

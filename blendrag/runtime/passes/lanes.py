@@ -27,6 +27,7 @@ class _ContextLane(Lane):
     def __init__(self, context: Context, ids: torch.Tensor, mask: torch.Tensor,
                  valid: torch.Tensor | None = None) -> None:
         self.context = context
+        self.context_tokens = context.tokens
         self.positions = mask.nonzero()[:, 0]
         self.ids = ids[self.positions]
         self._valid = valid
@@ -131,7 +132,7 @@ class AttentionLane(_ContextLane):
         # Attention needs the prompt's first tokens (its sink); where they are not stored they are rows too.
         mask = torch.zeros_like(context.stored)
         mask[question_start:] = True
-        lead = context.entries[0][0].start if context.entries else 0
+        lead = context.entries[0][0].start if context.entries and not context.cached_tokens else 0
         mask[: min(lead, _LEAD)] = True
         super().__init__(context, ids, mask, valid=context.stored | mask)
         self._question_start = question_start

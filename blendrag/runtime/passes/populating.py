@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-import torch
-
 from blendrag.errors import PromptError
 from blendrag.runtime.messages import EncodeReport, Missing
 from blendrag.runtime.passes.context import Context
@@ -23,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _WRITE_S = 0.005
 """How long a step that has no rows to compute waits for a write, instead of making the engine spin."""
+_LANE_ROWS = 16
+"""What a chunk's share of a forward takes besides its rows, in rows (SmolLM2, 2 CPU cores): there may be many."""
 
 
 class _Chunk:
@@ -56,7 +56,7 @@ class Populating:
     """
 
     def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
+        self.encoder = encoder
         self._chunks: deque[_Chunk] = deque()
         self._done = 0
         self._writer = ThreadPoolExecutor(1, "blendrag-store")
@@ -68,18 +68,17 @@ class Populating:
             sink_ids: what chunks that are no prefixes are encoded behind.
         """
         self._chunks.extend(map(_Chunk, missing))
-        computed = 0
+        computed = spent = 0
         started = time.perf_counter()
         try:
-            while computed < rows and (tile := self._tile(sink_ids, rows - computed)):
-                self._encoder.forward.run_tile([(lane, part) for _, lane, part in tile])
+            while spent < rows and (tile := self._tile(sink_ids, rows - spent)):
+                self.encoder.forward.timed_tile([(lane, part) for _, lane, part in tile])
+                spent += _LANE_ROWS * len(tile)
                 for chunk, lane, part in tile:
                     count = part.rows.stop - part.rows.start
-                    chunk.rows, computed = chunk.rows + count, computed + count
+                    chunk.rows, computed, spent = chunk.rows + count, computed + count, spent + count
                     if part.last:
                         self._write(chunk, lane.entry())
-            if self._encoder.model.device.type == "cuda" and computed:
-                torch.cuda.synchronize()
             seconds = time.perf_counter() - started
             self._end()
         except Exception as error:
@@ -90,7 +89,7 @@ class Populating:
             return EncodeReport(self._done)
         return EncodeReport(self._done, computed, seconds)
 
-    def abandon(self) -> None:
+    def abandon(self, _fingerprint: str = "") -> None:
         """Drops what is not computed; returns when what is has been written.
 
         Called before entries get another fingerprint: the KV of earlier weights must not be named after it.
@@ -106,7 +105,7 @@ class Populating:
 
     def _tile(self, sink_ids: Sequence[int], rows: int) -> list[tuple[_Chunk, EncodeLane, Part]]:
         """The next rows, as many as one forward takes; empty where all are computed."""
-        room = min(rows, self._encoder.forward.max_rows)
+        room = min(rows, self.encoder.forward.max_rows)
         tile: list[tuple[_Chunk, EncodeLane, Part]] = []
         for chunk in self._chunks:
             if room == 0:
@@ -115,13 +114,13 @@ class Populating:
                 chunk.lane = self._lane(chunk, sink_ids)
             if chunk.lane is not None and chunk.left:
                 count = min(room, chunk.left)
-                room -= count
+                room = max(0, room - count - _LANE_ROWS)
                 tile.append((chunk, chunk.lane, Part(slice(chunk.rows, chunk.rows + count), count == chunk.left)))
         return tile
 
     def _lane(self, chunk: _Chunk, sink_ids: Sequence[int]) -> EncodeLane | None:
         """None where the chunk is stored meanwhile, or too long."""
-        encoder, missing = self._encoder, chunk.missing
+        encoder, missing = self.encoder, chunk.missing
         chunk.key = self._key(missing)
         chunk.skipped = chunk.key in encoder.entries.present([chunk.key])
         if chunk.skipped:
@@ -138,7 +137,7 @@ class Populating:
         chunk.lane = None
         missing = chunk.missing
         found_by = (None, None) if missing.is_prefix else (NEUTRAL, missing.ids)  # as in `Encoder.prefix`
-        chunk.write = self._writer.submit(self._encoder.entries.put_share, missing.scope, chunk.key, entry, *found_by)
+        chunk.write = self._writer.submit(self.encoder.entries.put_share, missing.scope, chunk.key, entry, *found_by)
 
     def _end(self) -> None:
         """Drops the chunks that are done with, from the first on."""
@@ -156,4 +155,4 @@ class Populating:
 
     def _key(self, missing: Missing) -> str:
         variant = prefix_digest(()) if missing.is_prefix else NEUTRAL
-        return self._encoder.entries.key(missing.scope, variant, missing.ids)
+        return self.encoder.entries.key(missing.scope, variant, missing.ids)

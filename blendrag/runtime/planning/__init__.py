@@ -1,1 +1,1 @@
-"""The scheduler half: what a request will reuse, and what should be stored."""
+"""The scheduler side: what a request will reuse, and what should be stored."""

@@ -12,11 +12,10 @@ from blendrag.guard import Monitor, QualityGuard
 from blendrag.guard.ladder import Ladder
 from blendrag.policies import Policy
 from blendrag.runtime.messages import Audit, AuditResult
-from blendrag.runtime.planning.idle import KEEPS_STEPPING, AfterFirstToken, idle, prefills
 from blendrag.runtime.planning.placing import Plan
+from blendrag.runtime.planning.step_load import AfterFirstToken, StepLoad
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 _PATIENCE = 256
@@ -24,7 +23,7 @@ _PATIENCE = 256
 
 
 class Audits:
-    """The scheduler half's queue of requests to audit.
+    """The scheduler side's queue of requests to audit.
 
     Args:
         step_tokens: prompt tokens that vLLM computes in one step.
@@ -47,9 +46,9 @@ class Audits:
         Returns:
             Where requests stand that ask for its policy; None where nothing is approximate.
         """
-        if plan.policy.recomputes_all:
+        ladder = self.ladder(plan.policy)
+        if ladder is None:
             return None
-        ladder = self.monitor.ladder(plan.policy)
         if self._random.random() < self._guard.share and not self._has(plan):
             if len(self._waiting) + len(self._ready) >= self._guard.queue:
                 self._drop(plan.policy)
@@ -59,7 +58,11 @@ class Audits:
                 self._waiting.add(request, (plan, audit))
         return ladder
 
-    def take(self, step: SchedulerOutput) -> tuple[list[Audit], int]:
+    def ladder(self, policy: Policy) -> Ladder | None:
+        """Where requests stand that ask for a policy; None where nothing is approximate."""
+        return None if policy.recomputes_all else self.monitor.ladder(policy)
+
+    def take(self, step: StepLoad) -> tuple[list[Audit], int]:
         """The audits to begin in a step, and the rows to compute, of them and of those that are under way.
 
         None where the step computes somebody's prompt; where it decodes for somebody, as many as another request's
@@ -69,18 +72,16 @@ class Audits:
         if not self._ready and not self._running:
             self._steps_waited = 0
             return [], 0
-        if prefills(step) and self._steps_waited < _PATIENCE:
+        if step.prefills and self._steps_waited < _PATIENCE:
             self._steps_waited += 1
             return [], 0
-        if not prefills(step):
+        if not step.prefills:
             self._steps_waited = 0
-        everything = idle(step) and not KEEPS_STEPPING  # there may be no other step
         starting: list[Audit] = []
-        while self._ready and (everything or not (starting or self._running)
-                               or self._fits([*starting, self._ready[0]])):
+        while self._ready and (not (starting or self._running) or self._fits([*starting, self._ready[0]])):
             starting.append(self._ready.pop(0))
         self._running += starting
-        return starting, _cost(self._running) if everything else self._step_tokens
+        return starting, self._step_tokens
 
     def done(self, results: list[AuditResult]) -> None:
         """Takes what the worker found in the first of the audits that are under way."""

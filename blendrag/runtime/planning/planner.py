@@ -1,9 +1,8 @@
-"""The scheduler half: decides at a request's arrival which stored chunks it will use."""
+"""The scheduler side: decides at a request's arrival which stored chunks it will use."""
 
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,8 @@ from blendrag.guard.ladder import Ladder, Level
 from blendrag.policies import Policy, require_affordable
 from blendrag.profile import default_policy
 from blendrag.runtime.messages import BlendReport, ModelFacts
-from blendrag.runtime.planning.locating import Marked, Span, locate
+from blendrag.runtime.planning.gate import Gate
+from blendrag.runtime.planning.locating import Marked, Span, as_ids, locate
 from blendrag.runtime.planning.lookup import Lookup
 from blendrag.runtime.planning.placing import Placing, Plan
 from blendrag.runtime.planning.salt import salt_of
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _MIN_QUESTION = 8
 _LAST_TOKENS = 32
-_USUAL_RATIO = 0.15
 
 
 class Planner:
@@ -43,9 +42,10 @@ class Planner:
         self.lookup = Lookup(config, store)
         self._default: Policy = config.make_policy()
         self._calibrated = False
+        self.gate = Gate()
 
     def know(self, facts: ModelFacts) -> None:
-        """Takes what the worker half says of the model, before any request comes."""
+        """Takes what the worker side says of the model, before any request comes."""
         self.lookup.facts = facts
         self._default, self._calibrated = default_policy(self.config, facts.fingerprint)
         require_affordable(self._default, facts.num_layers)
@@ -58,7 +58,7 @@ class Planner:
     def plan(self, request: Request, spans: Sequence[Sequence[int]] = (),
              policy: Policy | Mapping[str, Any] | None = None,
              documents: Iterable[npt.NDArray[np.int64]] = ()) -> Plan | None:
-        """The plan of a request; None for one that has nothing to do with chunks.
+        """The plan of a request; None for one that must not be blended.
 
         Args:
             spans: `[start, end)` of each chunk that the prompt marks.  Stored chunks elsewhere in the prompt
@@ -69,9 +69,8 @@ class Planner:
         scopes = scopes_of(self.config, request.cache_salt)
         if not scopes:
             return None
-        # `array` takes a list in half the time that numpy needs.
-        ids = np.frombuffer(array("q", request.prompt_token_ids or []), np.int64)
         try:
+            ids = as_ids(request.prompt_token_ids or [])
             chosen = self._chosen(policy)
             if len(spans) > self.config.max_documents:
                 raise PromptError(f"{len(spans)} spans, where max_documents is {self.config.max_documents}")
@@ -90,11 +89,12 @@ class Planner:
         if reason := _refusal(request):
             refused = [ChunkStats(mark.start, mark.end - mark.start, reason=reason) for mark in marked]
             plan.stats.chunks = refused + absent
+            plan.refused = True
             return plan if plan.stats.chunks else None
         Placing(self.lookup, scopes, ids, marked).place(plan)
         if not plan.stats.chunks:
             plan.stats.chunks = absent
-            return plan if absent else None
+            return plan
         plan.question_start = _question_start(plan.stats.chunks[-1], len(ids))
         if chosen.exact_only:
             _keep_exact(plan)
@@ -107,16 +107,20 @@ class Planner:
         return plan
 
     def prefer_exact(self, plan: Plan, cached: int) -> None:
-        """Leaves a request to vLLM where that costs no more than a blend pass, and is exact.
+        """Leaves a request to vLLM where that takes no longer than a blend pass, and is exact.
 
         Its hashes stay plain then, so it is never blended, even if the blocks are evicted before it is scheduled.
 
         Args:
             cached: its leading tokens that vLLM's prefix cache holds as a full prefill computed them.
         """
-        if cached and not self.worth(plan, cached):
-            plan.declined = True
-            plan.placements.clear()
+        if not self.worth(plan, cached if self.lookup.facts.reads_cache else 0, cached):
+            self.leave_to_vllm(plan)
+
+    def leave_to_vllm(self, plan: Plan) -> None:
+        """Lets vLLM compute what its prefix cache does not hold."""
+        plan.declined = True
+        plan.placements.clear()
 
     def follow(self, plan: Plan, ladder: Ladder) -> None:
         """Gives a request what the quality guard leaves of its policy."""
@@ -130,17 +134,15 @@ class Planner:
         plan.placements.clear()
         _mark_lost(plan.stats, plan.keys, set(plan.keys), ladder.level.value)
 
-    def worth(self, plan: Plan, computed: int) -> bool:
-        """Whether a blend pass has less to compute than vLLM has, which holds the first `computed` tokens already.
+    def worth(self, plan: Plan, read: int, computed: int) -> bool:
+        """Whether a blend pass beats vLLM, which holds the first `computed` tokens already; see `Gate`.
 
-        A pass cannot read the paged cache: a prefix that is cached there and not stored here would be computed again.
+        Args:
+            read: leading tokens that the pass reads from vLLM's paged cache.
         """
-        if plan.policy.recomputes_all:
-            return True
-        length = plan.stats.prompt_tokens
-        stored = sum(p.end - p.start for p in plan.placements)
-        approximate = sum(p.end - p.start for p in plan.placements if not p.exact)
-        return length - stored + _USUAL_RATIO * approximate < length - computed
+        decision = self.gate.decide(plan, computed, read)
+        plan.stats.estimated_prefill_s, plan.stats.estimated_blend_s = decision.prefill_s, decision.blend_s
+        return decision.blend
 
     def _chosen(self, policy: Policy | Mapping[str, Any] | None) -> Policy:
         """The policy of a request that brings one, or settings; ConfigError for nonsense, or what costs too much."""
@@ -160,7 +162,9 @@ class Planner:
         if report is None:
             _mark_lost(stats, plan.keys, set(plan.keys), "not worth a pass" if plan.declined else PREFIX_CACHED)
             for chunk in stats.chunks:
-                if chunk.reason == "not worth a pass" and chunk.start + chunk.tokens <= stats.prefix_cached_tokens:
+                partly = chunk.start < stats.prefix_cached_tokens
+                whole = chunk.start + chunk.tokens <= stats.prefix_cached_tokens
+                if chunk.reason == "not worth a pass" and (whole or (partly and stats.continued)):
                     chunk.reason = PREFIX_CACHED
             stats.rows = 1 - stats.prefix_cached_tokens / max(1, stats.prompt_tokens)
             return stats
@@ -170,6 +174,9 @@ class Planner:
             _mark_lost(stats, plan.keys, set(plan.keys), "pass failed")
             return stats
         _mark_lost(stats, plan.keys, set(report.damaged), "damaged")
+        for chunk in stats.chunks:
+            if chunk.reused and chunk.start + chunk.tokens <= report.cached:
+                chunk.reused, chunk.exact, chunk.reason = False, False, PREFIX_CACHED
         layers = self.lookup.facts.num_layers
         stats.reused_tokens, stats.recomputed_tokens = report.reused, report.recomputed
         stats.rows = (report.row_layers + layers) / (layers * stats.prompt_tokens)

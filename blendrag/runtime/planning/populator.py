@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from blendrag.runtime.messages import EncodeReport, Missing
-from blendrag.runtime.planning.idle import KEEPS_STEPPING, AfterFirstToken, idle, prefills
+from blendrag.runtime.planning.step_load import AfterFirstToken, StepLoad
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ the one that needs stored chunks the most.  With the usual 2,048 tokens a step t
 
 
 class Populator:
-    """The scheduler half's queue of chunks to encode; each is in it once, whichever request brought it.
+    """The scheduler side's queue of chunks to encode; each is in it once, whichever request brought it.
 
     Args:
         key: names a chunk.
@@ -69,14 +68,14 @@ class Populator:
         self._make_room()
         self._waiting.add(request, list(brought))
 
-    def take(self, step: SchedulerOutput) -> tuple[list[Missing], int]:
+    def take(self, step: StepLoad) -> tuple[list[Missing], int]:
         """The chunks to begin with in a step, and the rows to compute, of them and of those that are under way.
 
         Few rows where the step decodes for somebody, seldom any where it computes a prompt.
         """
         if not self.pending:
             return [], 0
-        if prefills(step) and self._steps_waited < _PATIENCE:
+        if step.prefills and self._steps_waited < _PATIENCE:
             self._steps_waited += 1
             return [], 0
         self._steps_waited = 0
@@ -112,10 +111,8 @@ class Populator:
             self._ready |= dict.fromkeys(key for key in keys if key in self._chunks and key not in self._running)
         return bool(self._ready or self._running)
 
-    def _rows(self, step: SchedulerOutput) -> int:
-        if idle(step) and not KEEPS_STEPPING:
-            return self._tokens  # there may be no other step
-        most, seconds = (_IDLE_TOKENS, _IDLE_S) if idle(step) else (self._step_tokens, _BUSY_S)
+    def _rows(self, step: StepLoad) -> int:
+        most, seconds = (_IDLE_TOKENS, _IDLE_S) if step.idle else (self._step_tokens, _BUSY_S)
         return max(_LEAST_TOKENS, min(most, _FIRST_TOKENS if self._rate is None else int(self._rate * seconds)))
 
     def _next(self, tokens: int) -> list[str]:

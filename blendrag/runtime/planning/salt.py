@@ -8,9 +8,10 @@ shared with every other request, both ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from blake3 import blake3
 
 if TYPE_CHECKING:
@@ -42,38 +43,87 @@ def salt_of(plan: Plan, sparse_attention: int | None) -> bytes:
     return salt.digest(16)
 
 
-def salt_block_hashes(request: Request, exact_tokens: int, block_size: int, salt: bytes) -> None:
-    """Salts the hashes of all blocks that reach beyond the first `exact_tokens` tokens.
+Salts = tuple[tuple[int, bytes], ...]
+"""What blocks are filed under: each salt is that of the blocks which reach beyond so many tokens, until the next one's.
 
-    Must run before the scheduler first looks the request up.
+Ascending; blocks before the first have no salt.
+"""
+
+
+def salts_behind(salts: Salts, cached: int, salt: bytes) -> Salts:
+    """What blocks are filed under where a pass computes what stands behind others that are cached.
+
+    Its KV depends on theirs, too, which may be exact or blended.
+
+    Args:
+        salts: of the cached blocks; empty where they are exact.
+        cached: tokens in them.
+        salt: `salt_of` the pass.
+    """
+    behind = blake3(repr([salts, cached]).encode()).update(salt)
+    return *salts, (cached, behind.digest(16))
+
+
+def salt_block_hashes(request: Request, salts: Salts, block_size: int) -> list[Any]:
+    """Salts the hashes of a request's blocks; must run before the scheduler first looks it up.
 
     Args:
         block_size: tokens a hash stands for (vLLM's hash block size).
-        salt: identifies everything the approximate KV depends on.
+
+    Returns:
+        The unsalted hashes, which grow along with the request.
     """
     inner: Callable[[Any], list[Any]] | None = request._block_hasher
-    if inner is None:
-        return
-    exact_blocks = exact_tokens // block_size
     plain = list(request.block_hashes)
+    if inner is None:
+        return plain
 
     def hasher(request: Request) -> list[Any]:
         shown = request.block_hashes
         del plain[len(shown) :]
         request.block_hashes = plain  # the chain goes on from what vLLM itself would have there
         try:
-            found = inner(request)
+            added = inner(request)
         finally:
             request.block_hashes = shown
-        plain.extend(found)
-        return [_salted(known, salt) if number >= exact_blocks else known
-                for number, known in enumerate(found, len(shown))]
+        plain.extend(added)
+        return salted(added, salts, block_size, len(shown))
 
     request._block_hasher = hasher
-    hashes = request.block_hashes
-    # A chained hash names all before it, so a salted copy does too: no token need be hashed again.
-    hashes[exact_blocks:] = [_salted(known, salt) for known in hashes[exact_blocks:]]
+    request.block_hashes[:] = salted(plain, salts, block_size)
+    return plain
 
 
-def _salted(known: Any, salt: bytes) -> Any:
-    return type(known)(blake3(known + salt).digest(len(known)))
+def salted(hashes: Sequence[Any], salts: Salts, block_size: int, first: int = 0) -> list[Any]:
+    """The hashes that blocks have under these salts.
+
+    A chained hash names all before it, so a salted copy does too: no token need be hashed again.
+
+    Args:
+        hashes: unsalted, of consecutive blocks.
+        first: number of the first of the blocks.
+    """
+    end = first + len(hashes)
+    borders = [max(first, min(end, start // block_size)) for start, _ in salts] + [end]
+    result = list(hashes[: borders[0] - first])
+    for (_, salt), start, stop in zip(salts, borders, borders[1:], strict=False):
+        result += _salted(hashes[start - first : stop - first], start, salt)
+    return result
+
+
+def _salted(hashes: Sequence[bytes], first: int, salt: bytes) -> list[bytes]:
+    """Hashes of blocks, each exclusive-ored with what BLAKE3 makes of the salt for the block's number.
+
+    One call for all of a prompt's blocks: a hash of each one would take a millisecond for 32k tokens.  Both operands
+    come from hash functions, so two results are equal as rarely as two of vLLM's own hashes.
+
+    Args:
+        first: number of the first block.
+    """
+    if not hashes:
+        return []
+    size = len(hashes[0])
+    plain = np.frombuffer(b"".join(hashes), np.uint8)
+    mask = np.frombuffer(blake3(salt).digest(plain.size, seek=first * size), np.uint8)
+    masked: list[bytes] = (plain ^ mask).view(f"V{size}").tolist()
+    return masked
