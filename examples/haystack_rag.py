@@ -86,9 +86,9 @@ def ask(**generation_kwargs: Any) -> None:
 
 texts = [Document(content=source.text, meta={"source": source.path}) for source in read_folder(path)]
 written = indexing.run({"splitter": {"documents": texts}})["writer"]
-print(f"\n{question} (from {written['documents_written']} documents)\n\nvLLM alone:")
-ask(blend=False)
-print("\nBlended:")
+print(f"\n{question} (from {written['documents_written']} documents)\n\nBlended:")
 ask()
+print("\nvLLM alone:")  # last: what it leaves in its prefix cache is exact, and would be preferred
+ask(blend=False)
 asking.close()
 indexing.close()
