@@ -20,7 +20,8 @@ from tests.conversations import TEMPLATES, Message, check_chunks, conversations
 PASSAGES = ["Arlon lies on the river Semois.", "Basel lies on the river Rhine.\n", "\n  Dresden lies on the Elbe. "]
 CHATML = TEMPLATES["chatml"]
 SEGMENTS = cache(SegmentTokenizer)
-many = partial(settings, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = partial(settings, deadline=None,
+               suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much])
 
 
 @pytest.fixture(scope="module")
