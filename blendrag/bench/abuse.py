@@ -213,4 +213,4 @@ def _gap(engine: BlendEngine, ids: list[int], params: dict[str, Any], settle: Ca
 def _populates(vllm: Any) -> bool:
     from blendrag.runtime.compat import scheduler_connector
 
-    return bool(scheduler_connector(vllm).populator.pending)
+    return bool(scheduler_connector(vllm).scheduler.populator.pending)
