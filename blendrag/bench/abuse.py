@@ -10,9 +10,9 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -65,15 +65,23 @@ class AbuseFigure:
         """Whether others lose no more than `ALLOWED_S`."""
         return self.event_loop <= ALLOWED_S and self.scheduler <= ALLOWED_S and self.gap - self.plain_gap <= ALLOWED_S
 
+    def times(self) -> tuple[float, ...]:
+        """All times, in the order of the attributes."""
+        return (self.rewriting, self.event_loop, self.scheduler, self.gap, self.plain_gap)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self) | {"passed": self.passed}
 
 
-def abuses(size: int, prompt_words: int) -> list[Abuse]:
-    """Bodies of about `size` bytes, whose prompts have `prompt_words` words unless that is what is wrong with them."""
-    words = [f"w{number % 997}" for number in range(prompt_words)]
-    text, equal = " ".join(words), "a " * prompt_words
+def abuses(size: int, prompt_words: int, attempt: int = 0) -> list[Abuse]:
+    """Bodies of about `size` bytes, whose prompts have `prompt_words` words unless that is what is wrong with them.
+
+    Each attempt has words of its own, so that nothing is in the store from the one before.
+    """
+    letter = "abcdefgh"[attempt]
+    words = [f"{letter}{number % 997}" for number in range(prompt_words)]
+    text, equal = " ".join(words), f"{letter} " * prompt_words
     pieces = [" ".join(words[start : start + 16]) for start in range(0, prompt_words, 16)]
     deep: Any = []
     for _ in range(500):
@@ -84,7 +92,7 @@ def abuses(size: int, prompt_words: int) -> list[Abuse]:
                                                                         for n in range(1024)])),
         Abuse("one huge document", _body(text, documents=["word " * (size // 5)])),
         Abuse("a document longer than the model", _body(text, documents=[f"{text} {text} {text}"])),
-        Abuse("equal tokens", _body(equal, documents=["a " * (20 + n) for n in range(300)])),
+        Abuse("equal tokens", _body(equal, documents=[f"{letter} " * (20 + n) for n in range(300)])),
         Abuse("one document many times", _body(text, documents=[pieces[0]] * (size // 100))),
         Abuse("documents within documents", _body(text, documents=[" ".join(words[n : n + 60]) for n in range(500)])),
         Abuse("thousands of spans", _body(text, blend={"spans": [[n, n + 1] for n in range(size // 16)]})),
@@ -99,12 +107,18 @@ def abuses(size: int, prompt_words: int) -> list[Abuse]:
     ]
 
 
-def measure(engine: BlendEngine, abuse: Abuse) -> AbuseFigure:
-    """Tries one body.
+def measure(engine: BlendEngine, attempts: Sequence[Abuse]) -> AbuseFigure:
+    """Tries one kind of body several times: the least of each time counts, as what else the machine does only adds.
 
     Args:
         engine: with `populate="on_miss"`, as a server has it.
     """
+    figures = [_measure(engine, abuse) for abuse in attempts]
+    return AbuseFigure(attempts[0].name, figures[0].refused,
+                       *(min(times) for times in zip(*(figure.times() for figure in figures), strict=True)))
+
+
+def _measure(engine: BlendEngine, abuse: Abuse) -> AbuseFigure:
     content = json.dumps(abuse.body).encode()
     rewriting = Rewriting(engine.config, lambda: DocumentReader(engine.tokens, engine.max_model_len))
     refused, seconds, stalled = asyncio.run(_rewrite(rewriting, content))
@@ -124,8 +138,7 @@ def table(figures: list[AbuseFigure]) -> Table:
     for heading in ("body", "rewriting", "event loop", "scheduler", "longest gap", "plain vLLM", "passed", "refused"):
         result.add_column(heading, justify="left" if heading in ("body", "refused") else "right")
     for f in figures:
-        times = (f.rewriting, f.event_loop, f.scheduler, f.gap, f.plain_gap)
-        result.add_row(f.name, *(f"{value:.2f}" for value in times), "yes" if f.passed else "NO", f.refused[:60])
+        result.add_row(f.name, *(f"{value:.2f}" for value in f.times()), "yes" if f.passed else "NO", f.refused[:60])
     return result
 
 
@@ -188,18 +201,22 @@ def _gap(engine: BlendEngine, ids: list[int], params: dict[str, Any], settle: Ca
     request = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True,
                              extra_args={"kv_transfer_params": params})
     decoding = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
-    times, ended = [], threading.Event()
+    times, decodes, ended = [], threading.Event(), threading.Event()
 
     def listen() -> None:
         for _ in engine.stream("Once upon a time", decoding, blend=False):  # leaving the loop ends the request
             times.append(time.perf_counter())
+            decodes.set()
             if ended.is_set():
                 break
 
     listener = threading.Thread(target=listen)
     listener.start()
-    for _ in loop.submit(token_prompt(ids, None), request):
-        pass
+    decodes.wait()
+    # vLLM copies a request's parameters, and fails on those that are nested too deeply: that request's own error.
+    with suppress(RecursionError):
+        for _ in loop.submit(token_prompt(ids, None), request):
+            pass
     for _ in range(50):  # chunks are encoded between the neighbour's tokens
         if not loop.call(_populates):
             break

@@ -304,6 +304,7 @@ def abuse(
     model: Annotated[str, typer.Option(help="Path or name of a model, or smollm2 for the demo model.")] = "smollm2",
     size: Annotated[int, typer.Option(min=1000, help="Bytes of a body, about.")] = 1_000_000,
     max_model_len: Annotated[int, typer.Option(min=512, help="Longest prompt plus answer, in tokens.")] = 4096,
+    attempts: Annotated[int, typer.Option(min=1, max=8, help="Of each body; the least times count.")] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file too.")] = None,
 ) -> None:
     """What one client can take of others' time: expensive bodies against server, scheduler and a decoding neighbour.
@@ -317,7 +318,8 @@ def abuse(
 
     with BlendEngine(resolve(model), config=BlendConfig(populate="on_miss"), max_model_len=max_model_len,
                      max_num_batched_tokens=max_model_len // 4, enforce_eager=True) as engine:
-        figures = [measure(engine, one) for one in abuses(size, max_model_len // 4)]
+        kinds = zip(*(abuses(size, max_model_len // 4, attempt) for attempt in range(attempts)), strict=True)
+        figures = [measure(engine, kind) for kind in kinds]
     Console(width=140).print(table(figures))
     if json_file:
         json_file.write_text(json.dumps([figure.to_dict() for figure in figures], indent=1))
