@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 PREFIX_CACHED = "prefix cached"
+NOT_WORTH = "not worth a pass"
 OUTDATED = "outdated"
 
 

@@ -1,4 +1,4 @@
-"""Which requests are audited and when, and what vLLM's metrics say of it."""
+"""Which requests are audited, and when."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from blendrag import QualityGuard
 from blendrag.policies import Full, Policy, Query
 from blendrag.runtime.messages import Audit, AuditResult
-from blendrag.runtime.metrics import QualityMetrics, QualityStats
 from blendrag.runtime.planning.audits import Audits
 from blendrag.runtime.planning.placing import Plan
 from blendrag.runtime.planning.step_load import StepLoad
@@ -172,38 +170,3 @@ def test_requests_follow_the_ladder_and_both_rungs_are_watched() -> None:
     assert ladder.policy is None
     [audit] = begun(queue, step())
     assert audit.policies == [Query(), Query(ratio=0.3)]
-
-
-# vLLM's metrics.
-
-
-def test_metrics_tell_the_state_of_each_policy_and_count_audits_once() -> None:
-    registry = CollectorRegistry()
-
-    def gauge(**arguments: Any) -> Gauge:
-        return Gauge(registry=registry, **arguments)
-
-    def counter(**arguments: Any) -> Counter:
-        return Counter(registry=registry, **arguments)
-
-    metrics = QualityMetrics(SimpleNamespace(kv_transfer_config=None),  # type: ignore[arg-type]
-                             {Gauge: gauge, Counter: counter, Histogram: None},
-                             ["model_name", "engine"], {0: ["m", "0"]})
-    queue = audits(queue=100)
-    for many in (3, 4):
-        for _ in range(many):
-            queue.admit(request(1), plan(10))
-        queue.done([results_of(audit, BAD) for audit in begun(queue, step())])
-        stats = QualityStats({"policies": queue.news("metrics")})
-        assert not stats.is_empty()
-        metrics.observe(stats.data)
-        metrics.observe(stats.data)
-    text = generate_latest(registry).decode()
-    labels = '{engine="0",model_name="m",policy="query"}'
-    assert f"blendrag_quality_audited_total{labels} 7.0" in text
-    assert f"blendrag_quality_level{labels} 2.0" in text
-    assert f"blendrag_quality_top1{labels} 0.0" in text
-    assert stats.reduce()["top1 of query"] == 0
-    assert QualityStats({}).aggregate(stats) is stats
-    metrics.observe({"policies": []})
-    assert b'policy="query"' not in generate_latest(registry), "the guard has forgotten it"

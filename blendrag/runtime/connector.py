@@ -27,7 +27,7 @@ from blendrag.runtime.engine.connectors import check_worker
 from blendrag.runtime.engine.scratch import Scratch, scratch_folder
 from blendrag.runtime.fingerprint import fingerprint_of
 from blendrag.runtime.messages import BlendMetadata, ModelFacts
-from blendrag.runtime.metrics import QualityMetrics, QualityStats
+from blendrag.runtime.metrics import ConnectorMetrics, ConnectorStats
 from blendrag.runtime.passes.blender import Blender
 from blendrag.runtime.passes.encoder import Encoder
 from blendrag.runtime.passes.worker_side import BlendConnectorWorker
@@ -141,22 +141,21 @@ class BlendConnector(KVConnectorBase_V1, SupportsHMA):
         return False, self._planning.finish(request)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        news = self.scheduler.quality_news() if self.scheduler is not None else None
-        return QualityStats({"policies": news}) if news is not None else None
+        news = self.scheduler.news() if self.scheduler is not None else None
+        return ConnectorStats(news) if news else None
 
     # Front end.
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
-        return QualityStats(data or {})
+        return ConnectorStats(data or {})
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str],
                            per_engine_labelvalues: dict[int, list[object]]) -> KVConnectorPromMetrics | None:
         settings = vllm_config.kv_transfer_config.kv_connector_extra_config
-        if BlendConfig(**settings).quality_guard is None:
-            return None
-        return QualityMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        guard = BlendConfig(**settings).quality_guard is not None
+        return ConnectorMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues, guard)
 
     # Worker side.
 

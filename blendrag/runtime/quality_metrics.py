@@ -1,18 +1,15 @@
-"""The quality guard in vLLM's own statistics: lines of its log, and metrics named blendrag_quality_*."""
+"""The quality guard's metrics, named blendrag_quality_*."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prometheus_client import REGISTRY, Counter, Gauge
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from prometheus_client import Counter, Gauge
 
 from blendrag.guard.ladder import Level
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 _PREFIX = "blendrag_quality_"
 _LEVELS = [level.value for level in Level]
@@ -33,40 +30,15 @@ _COUNTERS = {
 }
 
 
-class QualityStats(KVConnectorStats):  # type: ignore[misc]  # vLLM's classes have no types here
-    """`{"policies": [Quality as a mapping, ...]}`, the state at some time."""
+class QualityMetrics:
+    """Prometheus metrics of each policy, with a label `policy` beside vLLM's own.
 
-    data: dict[str, Any]
+    The arguments are those of vLLM's `KVConnectorPromMetrics`.
+    """
 
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """The later state stands."""
-        return other
-
-    def reduce(self) -> dict[str, int | float]:
-        """What vLLM's log tells every few seconds in which there were audits."""
-        told: dict[str, int | float] = {}
-        for quality in self.data.get("policies", ()):
-            for name in ("kl", "top1"):
-                if quality[name] is not None:
-                    told[f"{name} of {quality['policy']}"] = round(quality[name], 4)
-        return told
-
-    def reset(self) -> None:
-        """Forgets the state."""
-        self.data = {}
-
-    def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
-        return not self.data.get("policies")
-
-
-class QualityMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """Prometheus metrics of each policy, with a label `policy` beside vLLM's own."""
-
-    def __init__(self, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str],
+    def __init__(self, metric_types: Any, labelnames: list[str],
                  per_engine_labelvalues: dict[int, list[object]]) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        _forget_earlier()
+        self._labels = per_engine_labelvalues
         labels = [*labelnames, "policy"]
         self._gauges = {name: metric_types[Gauge](name=f"{_PREFIX}{name}", documentation=text,
                                                   labelnames=labels, multiprocess_mode="mostrecent")
@@ -76,11 +48,11 @@ class QualityMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                           for name, text in _COUNTERS.items()}
         self._counted: dict[tuple[int, str, str], int] = {}
 
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Takes a `QualityStats`."""
-        for quality in transfer_stats_data.get("policies", ()):
+    def observe(self, policies: Sequence[dict[str, Any]], engine_idx: int) -> None:
+        """Takes the state of an engine's guard: `Quality` of each policy, as mappings."""
+        for quality in policies:
             policy = quality["policy"]
-            labels = [*self.per_engine_labelvalues[engine_idx], policy]
+            labels = [*self._labels[engine_idx], policy]
             values = quality | {"level": _LEVELS.index(quality["level"])}
             for name, gauge in self._gauges.items():
                 gauge.labels(*labels).set(math.nan if values[name] is None else values[name])
@@ -88,7 +60,7 @@ class QualityMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                 before = self._counted.get((engine_idx, policy, name), 0)
                 counter.labels(*labels).inc(max(0, values[name] - before))
                 self._counted[engine_idx, policy, name] = values[name]
-        known = {quality["policy"] for quality in transfer_stats_data.get("policies", ())}
+        known = {quality["policy"] for quality in policies}
         for policy in {policy for engine, policy, _ in self._counted if engine == engine_idx} - known:
             self._forget(engine_idx, policy)
 
@@ -97,11 +69,4 @@ class QualityMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             del self._counted[engine_idx, policy, name]
         for metric in (*self._gauges.values(), *self._counters.values()):
             with suppress(AttributeError):  # Ray's metrics cannot forget
-                metric.remove(*self.per_engine_labelvalues[engine_idx], policy)
-
-
-def _forget_earlier() -> None:
-    """Makes room for the metrics of a second engine in this process, as vLLM does for its own."""
-    for collector in list(REGISTRY._collector_to_names):
-        if getattr(collector, "_name", "").startswith(_PREFIX):
-            REGISTRY.unregister(collector)
+                metric.remove(*self._labels[engine_idx], policy)

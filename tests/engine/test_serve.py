@@ -403,11 +403,14 @@ def test_llama_index(server: Server, sent: Any, same: Callable[..., None]) -> No
     assert pieces[-1].raw.usage.prompt_tokens_details.cached_tokens > 80
     nodes = [NodeWithScore(node=TextNode(text=PASSAGES[number])) for number in (4, 0, 3)]
     cached = server.counted("vllm:prompt_tokens_cached_total")
+    requests, reused = server.counted("blendrag_requests_total"), server.counted("blendrag_tokens_total")
     for streaming in False, True:
         synthesizer: BaseSynthesizer = get_response_synthesizer(llm=model, streaming=streaming)
         assert str(synthesizer.synthesize(QUESTION, nodes))
         assert server.counted("vllm:prompt_tokens_cached_total") > cached + 100
         cached = server.counted("vllm:prompt_tokens_cached_total")
+    assert server.counted("blendrag_requests_total") == requests + 2
+    assert server.counted("blendrag_tokens_total") > reused + 200
     for body in bodies:
         same(body)
 

@@ -21,7 +21,7 @@ from blendrag.runtime.planning.lookup import Lookup
 from blendrag.runtime.planning.placing import Placing, Plan
 from blendrag.runtime.planning.salt import salt_of
 from blendrag.runtime.planning.scope import scopes_of
-from blendrag.stats import OUTDATED, PREFIX_CACHED, BlendStats, ChunkStats
+from blendrag.stats import NOT_WORTH, OUTDATED, PREFIX_CACHED, BlendStats, ChunkStats
 from blendrag.store import ChunkStore
 
 if TYPE_CHECKING:
@@ -160,11 +160,11 @@ class Planner:
         if plan.outdated or (report is not None and report.outdated):
             _mark_lost(stats, plan.keys, set(plan.keys), OUTDATED)
         if report is None:
-            _mark_lost(stats, plan.keys, set(plan.keys), "not worth a pass" if plan.declined else PREFIX_CACHED)
+            _mark_lost(stats, plan.keys, set(plan.keys), NOT_WORTH if plan.declined else PREFIX_CACHED)
             for chunk in stats.chunks:
                 partly = chunk.start < stats.prefix_cached_tokens
                 whole = chunk.start + chunk.tokens <= stats.prefix_cached_tokens
-                if chunk.reason == "not worth a pass" and (whole or (partly and stats.continued)):
+                if chunk.reason == NOT_WORTH and (whole or (partly and stats.continued)):
                     chunk.reason = PREFIX_CACHED
             stats.rows = 1 - stats.prefix_cached_tokens / max(1, stats.prompt_tokens)
             return stats

@@ -28,9 +28,11 @@ from blendrag.runtime.planning.marks import delimiter_in, parse_blend_params
 from blendrag.runtime.planning.placing import Plan
 from blendrag.runtime.planning.planner import Planner
 from blendrag.runtime.planning.populator import Populator
+from blendrag.runtime.planning.request_counts import RequestCounts
 from blendrag.runtime.planning.salt import Salts, salt_block_hashes, salted, salts_behind
 from blendrag.runtime.planning.siblings import Siblings
 from blendrag.runtime.planning.step_load import PassBudget, StepLoad
+from blendrag.stats import BlendStats
 from blendrag.store import ChunkStore, prefix_digest
 from blendrag.store.keys import NEUTRAL
 from blendrag.tokens import SegmentTokenizer
@@ -94,6 +96,7 @@ class BlendConnectorScheduler:
         self._budget = PassBudget(batch_tokens, config.pass_step_tokens)
         self._beginnings = Beginnings(max(1024, kv_cache_config.num_blocks))
         self._siblings = Siblings()
+        self._counts = RequestCounts()
         self._plans: dict[str, Plan] = {}
         self._jobs: list[BlendJob] = []
         self._loading: set[str] = set()
@@ -229,11 +232,16 @@ class BlendConnectorScheduler:
         report = self._reports.pop(request.request_id, None)
         if plan is None:
             return None
-        return self._siblings.of(request.request_id) or self._statistics(plan, report)
+        stats = self.planner.conclude(plan, report)
+        if request.num_output_tokens:
+            self._counts.add(stats)
+        return self._siblings.of(request.request_id) or self._statistics(stats)
 
-    def quality_news(self) -> list[dict[str, Any]] | None:
-        """`Quality` of each policy, as mappings, for metrics; None where nothing changed since the last call."""
-        return self.audits.news("metrics") if self.audits is not None else None
+    def news(self) -> dict[str, Any]:
+        """What vLLM's metrics have to know since the last call: see `blendrag.runtime.metrics.ConnectorStats`."""
+        news: dict[str, Any] = self._counts.news() or {}
+        policies = self.audits.news("metrics") if self.audits is not None else None
+        return news if policies is None else news | {"policies": policies}
 
     def shutdown(self) -> None:
         """Deletes what no other engine can reuse."""
@@ -322,7 +330,7 @@ class BlendConnectorScheduler:
         self._reports[request_id] = report
         count_cached(plan.prefill, report.cached + report.reused if self.config.statistics != "none" else 0)
         if sampled_from(request_id) is not None:
-            self._siblings.add(request_id, self._statistics(plan, report))
+            self._siblings.add(request_id, self._statistics(self.planner.conclude(plan, report)))
 
     def _end_loading(self, request_id: str) -> None:
         """A request waits for no pass any more: its blocks are in the prefix cache, or it has ended."""
@@ -331,12 +339,11 @@ class BlendConnectorScheduler:
         if plan is not None and self._blocks_loading.get(plan.last_block) == request_id:
             del self._blocks_loading[plan.last_block]
 
-    def _statistics(self, plan: Plan, report: BlendReport | None) -> dict[str, Any]:
+    def _statistics(self, stats: BlendStats) -> dict[str, Any]:
         """What a request's answer says of it, as far as the settings allow."""
         if self.config.statistics == "none":
             return {}
-        values = self.planner.conclude(plan, report).to_dict()
+        values = stats.to_dict()
         if self.config.statistics == "totals":
             del values["chunks"]
         return {BLEND_PARAMS_KEY: values}
-
