@@ -26,6 +26,7 @@ from blendrag.runtime.passes.device_tier import DeviceTier
 from blendrag.runtime.passes.encoder import Encoder
 from blendrag.runtime.passes.entries import Entries
 from blendrag.runtime.passes.forward import Forward
+from blendrag.runtime.passes.graphs import Graphs, capture_for_passes
 from blendrag.runtime.passes.measuring import measure, warm_up
 from blendrag.runtime.passes.paged_reader import paged_reader
 from blendrag.runtime.passes.probe import settle_rotations
@@ -55,7 +56,9 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         check_connector(vllm_config)
         leave_notes(str(vllm_config.kv_transfer_config.engine_id))
+        capture_for_passes(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
+        self._graphs = Graphs()
         self._weights = LoadedWeights()
         self._fingerprint: Fingerprint | None = None
         self._asleep_without_weights = False
@@ -83,7 +86,7 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         entries = Entries(connector.store, model.fingerprint, tier, model.form)
         policy, _ = default_policy(config, entries.fingerprint)
         self._policy = policy.settings()
-        forward = Forward(model)
+        forward = Forward(model, graphs=self._graphs)
         self._encoder: Encoder | None = Encoder(model, forward, entries)
         reader = paged_reader(model, kv_cache_config)
         if not all(entries.ranks.agree([reader is not None])):
@@ -93,17 +96,15 @@ class BlendWorker(_platform_worker()):  # type: ignore[misc]
         self._unique = entries.ranks.common(uuid4().hex)  # the same on all ranks
 
     def compile_or_warm_up_model(self) -> Any:
-        """Compiles and captures what vLLM does; then tries passes out, and measures on the CPU what prefills take.
-
-        On a GPU trials this short show launches rather than rows, and would have requests declined that gain.
-        """
-        times = super().compile_or_warm_up_model()
+        """Compiles and captures what vLLM does; then measures what prefills and passes take, or tries passes out."""
+        with self._graphs.recording(self.model_runner.get_model()):
+            times = super().compile_or_warm_up_model()
         connector = get_kv_transfer_group()
         steps = TrialSteps(self, BlendMetadata(generation=connector.fingerprint.generation))
-        if not current_platform.is_cpu():
-            warm_up(connector.worker.blender, steps, connector.config)
-        elif connector.config.blend == "auto":
+        if connector.config.blend == "auto":
             connector.worker.costs = measure(connector.worker.blender, steps, connector.config)
+        elif not current_platform.is_cpu():
+            warm_up(connector.worker.blender, steps, connector.config)
         return times
 
     def sleep(self, level: int = 1) -> None:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from vllm.config import CompilationMode
+from vllm.config import CompilationMode, CUDAGraphMode
 from vllm.forward_context import set_forward_context
 
 from blendrag.runtime.model.blend_model import BlendModel, Layer
 from blendrag.runtime.model.lora import without_adapters
+from blendrag.runtime.passes.graphs import Graphs
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,24 @@ class Forward:
 
     Args:
         eager: never use vLLM's compiled code, not even where there is some.
+        graphs: vLLM's CUDA graphs of the model.
+
+    Attributes:
+        max_rows: rows that a forward takes.
+        pass_rows: rows of a request's passes that one forward takes.  On a GPU three quarters, so that a step with
+            one and with requests that decode takes no longer than one with a chunk of vLLM's own prefill.
     """
 
-    def __init__(self, model: BlendModel, *, eager: bool = False) -> None:
+    def __init__(self, model: BlendModel, *, eager: bool = False, graphs: Graphs | None = None) -> None:
         self.model = model
         self.max_rows: int = model.vllm_config.scheduler_config.max_num_batched_tokens
+        self.pass_rows = self.max_rows if model.device.type == "cpu" else max(1, self.max_rows * 3 // 4)
         # A multimodal model is compiled for embeddings and three-dimensional positions; text rows have neither.
         self._compiled = not (eager or model.vllm_config.model_config.is_multimodal_model
                               or model.vllm_config.compilation_config.mode == CompilationMode.NONE)
+        quantised = model.vllm_config.model_config.quantization is not None
+        self._clears_padding = quantised  # the scales of activations may be of all rows together
+        self._graphs = graphs if self._compiled and not model.vllm_config.lora_config else None
         self._impls = [_SwappedImpl(self, index, layer) for index, layer in enumerate(model.layers)]
         self._running: list[tuple[Lane, Part, slice]] = []
 
@@ -108,9 +119,9 @@ class Forward:
             self.run_tile(tile)
 
     def passes(self, lane: Lane) -> Passes[float]:
-        """The forwards of one lane; returns the seconds that they took."""
-        seconds = 0.0
-        for tile in tiles([lane], self.max_rows):
+        """The forwards of one lane, about equally long; returns the seconds that they took."""
+        seconds, rows = 0.0, len(lane.positions)
+        for tile in tiles([lane], -(-rows // -(-rows // self.pass_rows))):
             seconds += yield tile
         return seconds
 
@@ -139,6 +150,8 @@ class Forward:
         heads, size = layer.attention.num_heads, layer.attention.head_size
         out = output.view(-1, heads, size)
         more = False
+        if self._clears_padding:
+            out[self._running[-1][2].stop :] = 0
         for lane, part, at in self._running:
             result = lane.attend(index, layer, part, q[at], k[at], v[at])
             if result is not None:
@@ -158,21 +171,31 @@ class Forward:
         # vLLM's compiled code is specialised on these very dtypes; others give wrong results without an error.
         ids = torch.cat([lane.ids[part.rows] for lane, part in tile]).to(device, torch.int32)
         positions = torch.cat([lane.positions[part.rows] for lane, part in tile]).to(device, torch.int64)
-        context = set_forward_context(None, self.model.vllm_config, num_tokens=at, slot_mapping={},
-                                      skip_compiled=not self._compiled)
         running = self._running
-        with torch.inference_mode(), self._swapped(), without_adapters(self.model.module, at), context:
-            try:
-                hidden = self.model.module(  # as vLLM's runner calls it; some models have no defaults
-                    input_ids=ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
-            except _Stop:
-                return
-            finally:
-                self._running = []
+        try:
+            hidden = self._run_model(ids, positions)
+        except _Stop:
+            return
+        finally:
+            self._running = []
         hidden = hidden[0] if isinstance(hidden, tuple) else hidden  # some models add states for draft models
         for lane, part, rows in running:
             if part.last:
-                lane.finish(hidden[rows][-1:])
+                lane.finish(hidden[rows][-1:].clone())  # the next replay of the graph overwrites it
+
+    def _run_model(self, ids: torch.Tensor, positions: torch.Tensor) -> Any:
+        graph = self._graphs.smallest(len(ids)) if self._graphs is not None else None
+        with torch.inference_mode(), self._swapped(), without_adapters(self.model.module, len(ids)):
+            if graph is None:
+                return self._call(ids, positions, skip_compiled=not self._compiled)
+            with graph.inputs(ids, positions):
+                return self._call(graph.ids, graph.positions, cudagraph_runtime_mode=CUDAGraphMode.PIECEWISE,
+                                  batch_descriptor=graph.descriptor)
+
+    def _call(self, ids: torch.Tensor, positions: torch.Tensor, **context: Any) -> Any:
+        with set_forward_context(None, self.model.vllm_config, num_tokens=len(ids), slot_mapping={}, **context):
+            return self.model.module(  # as vLLM's runner calls it; some models have no defaults
+                input_ids=ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
 
     @contextmanager
     def _swapped(self) -> Iterator[None]:

@@ -34,8 +34,10 @@ logger = logging.getLogger(__name__)
 
 _FEW, _MANY = 16, 2048
 """Rows of a small and of a large forward, at least and at most."""
-_CONTEXT, _FAR = 512, 4096
-"""Tokens of stored KV that are placed, and of a context that is only attended to."""
+_CONTEXT = {"cpu": 512, "cuda": 8192}
+"""Tokens of stored KV that are placed.  Of fewer a GPU shows how long launches take, whatever they launch."""
+_FAR = {"cpu": 4096, "cuda": 16384}
+"""Tokens of a context that is only attended to."""
 _ENTRY, _PIECE = 512, 64
 _FORWARD_S = 0.3
 """A large forward takes about as long, so that slow machines measure small ones."""
@@ -114,7 +116,7 @@ class _Measuring:
         self.ranks = blender.entries.ranks
         self.max_rows = blender.forward.max_rows
         self.few = max(1, min(_FEW, self.max_rows // 2, steps.max_tokens // 8))
-        self.context = max(1, min(_CONTEXT, steps.max_tokens // 2))
+        self.context = max(1, min(_CONTEXT[self.model.device.type], steps.max_tokens // 2))
         self.blender = Blender(self.model, blender.forward, _MadeUp(blender.entries, self._entries()))
         self.figures = _Figures()
 
@@ -133,7 +135,7 @@ class _Measuring:
         many = int(self.ranks.leading(_FORWARD_S * self.few / quick))
         many = min(_MANY, self.max_rows, self.steps.max_tokens, max(4 * self.few, many))
         few = self.few = max(self.few, min(many // 8, self.steps.max_tokens // 8))
-        far = min(_FAR, self.steps.max_tokens - few)
+        far = min(_FAR[self.model.device.type], self.steps.max_tokens - few)
         shapes = self._shapes(few, many, far)
         if self.model.device.type == "cuda":  # Triton compiles each kernel when it first runs
             for run in shapes.values():

@@ -13,8 +13,9 @@ from blendrag.runtime.passes.forward import Passes, Tile, rows_of
 
 logger = logging.getLogger(__name__)
 
-_CONTEXT_TOKENS = 8
-"""Placing and reading so many tokens of a context takes as long as computing a row (SmolLM2, 2 CPU cores)."""
+CONTEXT_TOKENS = {"cpu": 8, "cuda": 32}
+"""Placing and reading so many tokens of a context takes as long as computing a row (SmolLM2 on 2 CPU cores; the shape
+of an 8B model on an H200)."""
 SHARED_ROWS = 256
 """A forward of fewer rows takes a GPU about as long as one of a single row: it waits for the weights."""
 
@@ -41,10 +42,12 @@ class PassQueue:
 
     Args:
         shared_rows: small forwards of several requests are one, of so many rows at most.
+        context_tokens: see `CONTEXT_TOKENS`.
     """
 
-    def __init__(self, blender: Blender, shared_rows: int = 0) -> None:
+    def __init__(self, blender: Blender, shared_rows: int = 0, context_tokens: int = CONTEXT_TOKENS["cpu"]) -> None:
         self.blender = blender
+        self._context_tokens = context_tokens
         self._shared_rows = shared_rows
         self._waiting: deque[BlendJob] = deque()
         self._running: list[_Pass] = []
@@ -62,7 +65,7 @@ class PassQueue:
         """
         computed = 0
         while computed < rows and (batch := self._batch(rows - computed, computed == 0)):
-            computed += sum(_cost(one.tile) for one in batch if one.tile is not None)
+            computed += sum(self._cost(one.tile) for one in batch if one.tile is not None)
             self._run(batch)
         reports, self._reports = self._reports, {}
         return reports
@@ -95,10 +98,10 @@ class PassQueue:
             rows = rows_of(one.tile)
             if batch and (one.alone or batch[0].alone or shared + rows > self._shared_rows):
                 break
-            if _cost(one.tile) > room and not (first and not batch):
+            if self._cost(one.tile) > room and not (first and not batch):
                 break
             batch.append(one)
-            shared, room = shared + rows, room - _cost(one.tile)
+            shared, room = shared + rows, room - self._cost(one.tile)
             if not self._shared_rows:
                 break
         return batch
@@ -140,8 +143,6 @@ class PassQueue:
             self._running.remove(one)
             self._reports[one.job.request_id] = end.value
 
-
-def _cost(tile: Tile | None) -> int:
-    """What a forward takes, in rows."""
-    assert tile is not None
-    return rows_of(tile) + sum(lane.context_tokens for lane, _ in tile) // _CONTEXT_TOKENS
+    def _cost(self, tile: Tile) -> int:
+        """What a forward takes, in rows."""
+        return rows_of(tile) + sum(lane.context_tokens for lane, _ in tile) // self._context_tokens

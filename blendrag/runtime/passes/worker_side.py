@@ -12,7 +12,7 @@ from blendrag.runtime.messages import AuditResult, BlendMetadata, BlendReport, B
 from blendrag.runtime.passes.auditor import Auditor
 from blendrag.runtime.passes.blender import Blender
 from blendrag.runtime.passes.encoder import Encoder
-from blendrag.runtime.passes.pass_queue import SHARED_ROWS, PassQueue
+from blendrag.runtime.passes.pass_queue import CONTEXT_TOKENS, SHARED_ROWS, PassQueue
 from blendrag.runtime.passes.populating import Populating
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ class BlendConnectorWorker:
 
     def attach(self, blender: Blender, encoder: Encoder) -> None:
         """Takes what runs the model's passes."""
-        self.queue = PassQueue(blender, SHARED_ROWS if blender.model.device.type == "cuda" else 0)
+        device = blender.model.device.type
+        self.queue = PassQueue(blender, SHARED_ROWS if device == "cuda" else 0, CONTEXT_TOKENS[device])
         self.auditor = Auditor(blender)
         self.populating = Populating(encoder)
         self.fingerprint.start(blender.entries.fingerprint)
