@@ -65,8 +65,12 @@ class ChunkStore:
         self._users = 1
         self._process = os.getpid()
 
-    def get(self, key: str) -> KVEntry | None:
-        """The entry in host memory, or None where there is none or its file is damaged.  Do not write to it."""
+    def get(self, key: str, loaded: KVEntry | None = None) -> KVEntry | None:
+        """The entry in host memory, or None where there is none or its file is damaged.  Do not write to it.
+
+        Args:
+            loaded: what `peek` or `load` returned for it a moment ago, which is not read again.
+        """
         self._require_open()
         row = self._disk.manifest.row(key) if self._disk else None
         gone = self._disk is not None and row is None
@@ -74,13 +78,15 @@ class ChunkStore:
             if gone:
                 self._ram.remove(key)
             entry = self._ram.get(key)
+            if entry is None and not self._disk:
+                entry = loaded
             self._hits_ram += entry is not None
             self._misses += entry is None and row is None
         if not self._disk or row is None:
             return entry
         if entry is None:
             pin = self._pinning()
-            entry = self._disk.read(row, pin)
+            entry = self._disk.read(row, pin) if loaded is None else loaded
             with self._lock:
                 self._hits_disk += entry is not None
                 self._misses += entry is None
@@ -89,6 +95,17 @@ class ChunkStore:
         if entry is not None:
             self._disk.manifest.touch(key)
         return entry
+
+    def peek(self, keys: Collection[str]) -> dict[str, KVEntry]:
+        """Those of the entries that are in RAM, which are not used thereby; none where the store is closed."""
+        with self._lock:
+            return self._ram.peek(keys)
+
+    def load(self, key: str) -> KVEntry | None:
+        """The entry as the disk has it, for a later `get`; None where there is none or its file is damaged."""
+        self._require_open()
+        row = self._disk.manifest.row(key) if self._disk else None
+        return self._disk.read(row, self._pinning()) if self._disk and row is not None else None
 
     def touch(self, key: str) -> None:
         """Notes that an entry was used, by one who had a copy of it."""
@@ -191,6 +208,11 @@ class ChunkStore:
             return self._disk.manifest.keys()
         with self._lock:
             return sorted(self._ram.keys())
+
+    @property
+    def ram_bytes(self) -> int:
+        """Budget of the RAM tier, in bytes."""
+        return self._ram.budget
 
     @property
     def read_only(self) -> bool:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import prod
 
 import torch
 
 from blendrag.errors import StoreError
 from blendrag.runtime.passes.device_tier import DeviceTier
 from blendrag.runtime.passes.ranks import Ranks
+from blendrag.runtime.passes.read_ahead import ReadAhead
 from blendrag.store import ChunkStore, KVEntry, entry_key
 
 logger = logging.getLogger(__name__)
+
+_AHEAD_BYTES = 4 * 2**30
+"""Of entries that are read before their passes begin, at most."""
 
 
 class Entries:
     """Entries of one model, in the scopes that callers name.  What one rank lacks, none of them has.
 
-    All methods but `key` and `put_share` are meetings of all ranks: a failure of one of them is one of all.
+    All methods but `key`, `put_share`, `release` and `close` are meetings of all ranks: a failure of one of them is one
+    of all.
 
     Args:
         fingerprint: this rank's part of the model's identity.
@@ -34,9 +40,12 @@ class Entries:
         self.tier = tier
         self._store = store
         self._form = form
+        self._ahead = ReadAhead(store.peek, store.load, min(store.ram_bytes, _AHEAD_BYTES),
+                                None if tier is None else tier.device)
 
     def rename(self, fingerprint: str) -> None:
         """Has entries named after another fingerprint from now on, and frees the memory of those there are."""
+        self._ahead.clear()
         if self.tier is not None:
             self.tier.clear()
         self._store.free(self.fingerprint)
@@ -65,6 +74,34 @@ class Entries:
         least = tokens or [0] * len(keys)
         return self._agreed([self._read(self.ranks.local(key), count)
                              for key, count in zip(keys, least, strict=True)])
+
+    def ready(self, requests: Mapping[str, Mapping[str, int]], wait_s: float = 0) -> list[bool]:
+        """Whether the entries that each request needs are in memory; begins to read those that are not.
+
+        Args:
+            requests: the keys of entries, and how long each must be, by request.
+            wait_s: how long to wait, where no request has all of its own.
+        """
+        def here() -> list[bool]:
+            try:
+                return [self._ahead.ready(request_id, self._sizes(tokens)) for request_id, tokens in requests.items()]
+            except Exception as error:  # the other ranks wait for an answer; passes read what is not here
+                logger.warning("stored chunks cannot be read in the background: %s", error)
+                return [True] * len(requests)
+
+        have = here()
+        if wait_s and not any(have):
+            self._ahead.wait(lambda: any(here()), wait_s)
+            have = here()
+        return self.ranks.agree(have)
+
+    def release(self, request_id: str) -> None:
+        """Keeps no entries in memory any more for a request that has loaded what it needs, or needs nothing."""
+        self._ahead.release(request_id)
+
+    def close(self) -> None:
+        """Ends what is read."""
+        self._ahead.clear()
 
     def load(self, keys: Sequence[str], tokens: Sequence[int] | None = None) -> list[KVEntry | None]:
         """`get` for a pass: those for which the device tier has room are on the device."""
@@ -111,8 +148,9 @@ class Entries:
         Raises:
             StoreError: one of them cannot be deleted, on this rank or another.
         """
-        if self.tier is not None:
-            for key in keys:
+        for key in keys:
+            self._ahead.drop(self.ranks.local(key))
+            if self.tier is not None:
                 self.tier.drop(key)
         return self.ranks.together(lambda: sum(self._store.delete(self.ranks.local(key)) for key in keys))
 
@@ -120,9 +158,18 @@ class Entries:
         have = self.ranks.agree([entry is not None for entry in entries])
         return [entry if there else None for entry, there in zip(entries, have, strict=True)]
 
+    def _sizes(self, tokens: Mapping[str, int]) -> dict[str, int]:
+        """Bytes of this rank's share of entries of so many tokens, where they are not on the device."""
+        dtype, *shape = self._form or (torch.uint8, 0)
+        row = 2 * prod(shape) * dtype.itemsize
+        return {self.ranks.local(key): count * row for key, count in tokens.items()
+                if self.tier is None or self.tier.get(key) is None}
+
     def _read(self, key: str, tokens: int) -> KVEntry | None:
         try:
-            entry = self._store.get(key)
+            read = self._ahead.get(key)
+            loaded = None if read is None else read.result()
+            entry = self._store.get(key, loaded) if read is None or loaded is not None else None
         except Exception as error:  # the other ranks wait for an answer, whatever it is
             logger.warning("a stored chunk cannot be read, computing it: %s", error)
             return None
