@@ -127,7 +127,7 @@ def test_opening_leaves_another_processs_unfinished_file_alone(tmp_path, monkeyp
 
 
 # Between two of these calls nothing on the disk changes.
-CALLS = {"mkdir", "flock", "write", "fsync", "replace", "unlink", "execute", "executemany"}
+CALLS = {"mkdir", "flock", "writev", "fsync", "replace", "unlink", "execute", "executemany"}
 
 
 def child_die_before_every_call(template, root, action):

@@ -106,7 +106,6 @@ class DiskTier:
             size, checksum = write_entry(file, entry, metadata_of(row))
             if size > self._most(namespace):
                 return None
-            os.fsync(file.fileno())
             row = replace(row, bytes=size, checksum=checksum)
             with self.manifest.writing() as writing:
                 if writing.row(key):

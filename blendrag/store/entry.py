@@ -61,15 +61,20 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _host_copy(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
-    """A copy in host memory; page-locked where asked for and where the system has that much to lock."""
-    source = tensor.detach()
+def host_memory(size: int, pin: bool) -> torch.Tensor:
+    """So many bytes of host memory; page-locked where asked for and where the system has that much to lock."""
     if pin:
         try:
-            return torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True).copy_(source)
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
-            _log.warning("%d bytes could not be page-locked, ordinary memory is used: %s", source.nbytes, error)
-    return torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
+            _log.warning("%d bytes could not be page-locked, ordinary memory is used: %s", size, error)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+def _host_copy(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
+    """A copy in host memory."""
+    source = tensor.detach()
+    return host_memory(source.nbytes, pin).view(source.dtype).view(source.shape).copy_(source)
 
 
 def on_host(entry: KVEntry, pin: bool) -> KVEntry:
