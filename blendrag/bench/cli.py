@@ -148,6 +148,24 @@ def match(
 
 
 @app.command()
+def store(
+    megabytes: Annotated[list[int] | None, typer.Option(
+        min=1, show_default="4, 64", help="Size of an entry; may be repeated.")] = None,
+    path: Annotated[Path | None, typer.Option(help="A folder on the disk to measure.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Entries for each figure.")] = 9,
+    group: Annotated[int, typer.Option(min=2, max=64, help="Entries that are stored at once.")] = 8,
+    json_file: Json = None,
+) -> None:
+    """The store's disk tier against the file system alone: put and get, medians, no engine needed."""
+    from blendrag.bench.store import measure, table
+
+    figures = [figure for size in megabytes or [4, 64] for figure in measure(path, size, repeats, group)]
+    Console(width=110).print(table(figures))
+    if json_file:
+        json_file.write_text(json.dumps([figure.to_dict() for figure in figures], indent=1))
+
+
+@app.command()
 def plan(
     model: Model = "smollm2",
     chunks: Annotated[int, typer.Option(min=1, help="Stored chunks of a prompt.")] = 64,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -18,7 +19,7 @@ from blendrag.store.findable import FindableInRam, FindableOnDisk
 from blendrag.store.index import Match
 from blendrag.store.keys import TokenIds
 from blendrag.store.ram import Owner, RamTier
-from blendrag.store.rows import FINGERPRINT, KEY, Tokens
+from blendrag.store.rows import FINGERPRINT, KEY, NewEntry, Tokens
 from blendrag.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
@@ -126,25 +127,32 @@ class ChunkStore:
             prefix: digest of what the chunk was encoded behind; given together with `ids`.
             ids: the chunk's tokens, by which `find` finds it; without them it is found by its key alone.
         """
+        self.put_all([NewEntry(key, entry, fingerprint, namespace, Tokens.of(entry, prefix, ids))])
+
+    def put_all(self, items: Sequence[NewEntry]) -> None:
+        """`put` of several entries: all are durable when it returns, which takes less time than one by one.
+
+        If that fails, none of them is stored.
+        """
         self._require_open()
-        if not KEY.fullmatch(key):
-            raise StoreError(f"{key!r} is no key: use entry_key(...)")
-        if not FINGERPRINT.fullmatch(fingerprint):
-            raise StoreError(f"{fingerprint!r} is no fingerprint: use letters, digits, '-' and '_'")
-        _require_text(namespace)
-        tokens = Tokens.of(entry, prefix, ids)
-        owner, pin = Owner(fingerprint, namespace), self._pinning()
-        entry = on_host(entry, pin)
-        gone: list[str] | None = []
-        if self._disk:
-            gone = self._disk.put(key, entry, owner, tokens)
+        for item in items:
+            if not KEY.fullmatch(item.key):
+                raise StoreError(f"{item.key!r} is no key: use entry_key(...)")
+            if not FINGERPRINT.fullmatch(item.fingerprint):
+                raise StoreError(f"{item.fingerprint!r} is no fingerprint: use letters, digits, '-' and '_'")
+            _require_text(item.namespace)
+        pin = self._pinning()
+        items = [replace(item, entry=on_host(item.entry, pin)) for item in items]
+        gone: list[list[str] | None] = self._disk.put(items) if self._disk else [[] for _ in items]
         with self._lock:
-            for old in [key] if gone is None else gone:
-                self._ram.remove(old)
-            if self._users and gone is not None:
-                self._ram.put(key, entry, owner, held_bytes(entry, pin))
-                if tokens and not self._disk and key in self._ram:
-                    self._findable.add(key, owner, tokens.prefix, tokens.ids)
+            for item, keys in zip(items, gone, strict=True):
+                owner, tokens = Owner(item.fingerprint, item.namespace), item.tokens
+                for old in [item.key] if keys is None else keys:
+                    self._ram.remove(old)
+                if self._users and keys is not None:
+                    self._ram.put(item.key, item.entry, owner, held_bytes(item.entry, pin))
+                    if tokens and not self._disk and item.key in self._ram:
+                        self._findable.add(item.key, owner, tokens.prefix, tokens.ids)
 
     def find(self, ids: TokenIds, *, fingerprint: str, namespace: str) -> list[Match]:
         """The chunks in a prompt that are stored now, in order, without overlaps; see `ContentIndex.find`.

@@ -86,7 +86,8 @@ def read_entry(folder: int, name: str, row: Row, pin: bool) -> KVEntry | None:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    content: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
+    return content
 
 
 def _read(file: FileIO, into: memoryview, checksum: _Checksum) -> bool:

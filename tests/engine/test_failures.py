@@ -138,6 +138,7 @@ def test_a_request_whose_chunks_are_read_keeps_nobody_waiting(start: Any) -> Non
     """Entries are on the disk alone; the disk answers the first request after the second one is done."""
     engine = start()
     expected = plain(engine, prompt(0, 1), prompt(2))
+    forget_blocks(engine)
     ahead: Any = worker_side(engine).blender.entries._ahead
     read, begun, go_on = ahead._read, threading.Event(), threading.Event()
 
