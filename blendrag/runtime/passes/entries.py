@@ -14,18 +14,19 @@ from blendrag.runtime.passes.device_tier import DeviceTier
 from blendrag.runtime.passes.ranks import Ranks
 from blendrag.runtime.passes.read_ahead import ReadAhead
 from blendrag.store import ChunkStore, KVEntry, entry_key
+from blendrag.store.rows import NewEntry, Tokens
 
 logger = logging.getLogger(__name__)
 
-_AHEAD_BYTES = 4 * 2**30
-"""Of entries that are read before their passes begin, at most."""
+_AHEAD_LEAST, _AHEAD_MOST = 2**28, 4 * 2**30
+"""Bytes of entries that are read before their passes begin; in between as many as the RAM tier has."""
 
 
 class Entries:
     """Entries of one model, in the scopes that callers name.  What one rank lacks, none of them has.
 
-    All methods but `key`, `put_share`, `release` and `close` are meetings of all ranks: a failure of one of them is one
-    of all.
+    All methods but `key`, `share`, `put_shares`, `release` and `close` are meetings of all ranks: a failure of one of
+    them is one of all.
 
     Args:
         fingerprint: this rank's part of the model's identity.
@@ -40,7 +41,7 @@ class Entries:
         self.tier = tier
         self._store = store
         self._form = form
-        self._ahead = ReadAhead(store.peek, store.load, min(store.ram_bytes, _AHEAD_BYTES),
+        self._ahead = ReadAhead(store.peek, store.load, min(max(store.ram_bytes, _AHEAD_LEAST), _AHEAD_MOST),
                                 None if tier is None else tier.device)
 
     def rename(self, fingerprint: str) -> None:
@@ -129,18 +130,20 @@ class Entries:
         Raises:
             StoreError: it cannot be written, on this rank or another.
         """
-        self.ranks.together(lambda: self.put_share(scope, key, entry, prefix, ids))
+        self.ranks.together(lambda: self.put_shares([self.share(scope, key, entry, prefix, ids)]))
 
-    def put_share(self, scope: str, key: str, entry: KVEntry, prefix: bytes | None = None,
-                  ids: Sequence[int] | None = None) -> None:
-        """`put` on this rank alone, without a meeting: for a thread beside the one that runs passes.
+    def share(self, scope: str, key: str, entry: KVEntry, prefix: bytes | None = None,
+              ids: Sequence[int] | None = None) -> NewEntry:
+        """This rank's share of an entry, as it is stored."""
+        tokens = None if self.ranks.rank else Tokens.of(entry, prefix, ids)  # one name of a chunk is enough
+        return NewEntry(self.ranks.local(key), entry, self.fingerprint, scope, tokens)
+
+    def put_shares(self, shares: Sequence[NewEntry]) -> None:
+        """`put` of several entries on this rank alone, without a meeting: for a thread beside the one that runs passes.
 
         An entry that another rank failed to write is not used: `present` and `get` ask all of them.
         """
-        if self.ranks.rank:
-            prefix = ids = None  # one name of a chunk is enough
-        self._store.put(self.ranks.local(key), entry, fingerprint=self.fingerprint, namespace=scope, prefix=prefix,
-                        ids=ids)
+        self._store.put_all(shares)
 
     def delete(self, keys: Sequence[str]) -> int:
         """Deletes entries, wherever they are kept; returns how many there were.
