@@ -143,8 +143,8 @@ class ReadAhead:
         self._start()
 
     def _start(self) -> None:
-        """Has a thread for each read, up to a few."""
-        while len(self._threads) < min(_THREADS, len(self._queue)):
+        """Has a thread for each read that has not begun, up to a few beside those that are at work."""
+        for _ in range(min(_THREADS - len(self._threads), len(self._queue))):
             thread = threading.Thread(target=self._work, name="blendrag-read")
             self._threads.add(thread)
             thread.start()
