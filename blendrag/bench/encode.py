@@ -72,5 +72,5 @@ def table(figures: Sequence[Figure], title: str) -> Table:
     found = Table("", "tokens/s", "fastest", "of plain", "GB of KV/s", title=title)
     for one in figures:
         found.add_row(one.what, f"{one.tokens_s:,.0f}", f"{one.fastest:,.0f}",
-                      f"{one.tokens_s / figures[0].tokens_s:.0%}", f"{one.kv_gb_s:.2f}")
+                      f"{one.tokens_s / figures[0].tokens_s:.0%}", f"{one.kv_gb_s:.3f}")
     return found
