@@ -60,11 +60,13 @@ class Encoder:
             prefix = self.prefix(scope, prefix_ids)
             lanes = {key: self.lane(prefix, ids) for key, ids in missing.items()}
             left, writes = list(lanes), []
-            for tile in tiles(list(lanes.values()), self.forward.max_rows):
-                self.forward.run_tile(tile)
-                for key in left[: sum(part.last for _, part in tile)]:  # lanes end in their order
-                    writes.append(self.writer.add(scope, left.pop(0), lanes[key].leave(), variant, missing[key]))
-            wait(writes)
+            try:
+                for tile in tiles(list(lanes.values()), self.forward.max_rows):
+                    self.forward.run_tile(tile)
+                    for key in left[: sum(part.last for _, part in tile)]:  # lanes end in their order
+                        writes.append(self.writer.add(scope, left.pop(0), lanes[key].leave(), variant, missing[key]))
+            finally:
+                wait(writes)
             self.entries.ranks.together(lambda: [write.result() for write in writes])
         return [(key, missing.pop(key, None) is not None) for key in keys]
 
