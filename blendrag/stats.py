@@ -62,7 +62,7 @@ class BlendStats:
         reused_tokens: tokens whose stored KV was used as it is.
         recomputed_tokens: tokens of stored chunks that were computed again.
         rows: share of a full prefill's rows that was computed; 1.0 = a full prefill.
-        load_s: fetching stored KV from the host tiers.
+        load_s: waiting for stored KV, and fetching it from the host tiers.
         score_s: the scoring pass, where the policy needs one.
         blend_s: the blend pass.
         first_token_s: from submission to the first token.

@@ -179,6 +179,7 @@ def blend(model: Model, prompts: list[Prompt], policies: list[Policy], sparse: i
     """What lies in the paged cache afterwards, prompt by prompt, and the reports."""
     entries = {key: entry for prompt in prompts for key, entry in prompt.entries.items()}
     source: Any = SimpleNamespace(ranks=ranks or Ranks(), tier=None, fingerprint="",
+                                  ready=lambda needs, _: [True] * len(needs), release=lambda request_id: None,
                                   load=lambda keys, _: [entries[key] for key in keys])
     runs: Any = model
     jobs = [prompt.job(policy, 1000 * number)
@@ -283,6 +284,7 @@ def test_more_scoring_passes_than_layers_are_refused():
     prompt = Prompt(model)
     policy = CacheBlend(0.3, tuple(range(LAYERS + 1)))
     source: Any = SimpleNamespace(fingerprint="", ranks=Ranks(), tier=None,
+                                  ready=lambda needs, _: [True] * len(needs), release=lambda request_id: None,
                                   load=lambda keys, _: [prompt.entries[key] for key in keys])
     runs: Any = model
     queue = PassQueue(Blender(runs, runs, source))

@@ -85,3 +85,22 @@ def test_an_entry_of_another_form_or_shorter_than_a_pass_reads_is_dropped(entrie
     entries._form = None
     assert loaded(entries) == [False, False, False]
     assert entries._store.keys() == []
+
+
+def test_entries_are_read_before_a_pass_needs_them_and_deletions_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(entries_module, "Ranks", TwoRanks)
+    with ChunkStore(tmp_path, ram_bytes=0) as store:
+        found = Entries(store, "model")
+        keys = [found.key("default", NEUTRAL, [number, 1, 2]) for number in range(3)]
+        for number, key in enumerate(keys):
+            found.put("default", key, make_entry(number))
+        needs = {"request": dict.fromkeys(keys, 3)}
+        while not all(found.ready(needs, wait_s=1)):
+            pass
+        for key in keys[:2]:
+            store.delete(found.ranks.local(key))
+        assert found.delete([keys[1]]) == 0
+        assert [entry is not None for entry in found.load(keys)] == [False, False, True]
+        found.release("request")
+        assert (store.stats.hits_disk, store.stats.misses) == (1, 2)
+        found.close()

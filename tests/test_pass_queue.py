@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,15 +21,31 @@ class Blender:
         ran: the forwards, each as the names and rows of the requests in it.
         begun, closed: jobs.
         fail: the next forward that holds one of these names fails.
+        reading: jobs whose entries are not in memory.
+        waits: of each look at them, whether it may take a while.
+        released: jobs that need no entries any more.
     """
 
     def __init__(self) -> None:
         self.model = SimpleNamespace(device=torch.device("cpu"))
-        self.forward = self
+        self.forward = self.entries = self
         self.ran: list[str] = []
         self.begun: list[str] = []
         self.closed: list[str] = []
         self.fail = ""
+        self.reading = ""
+        self.waits: list[bool] = []
+        self.released: list[str] = []
+
+    def needs(self, job: Any) -> dict[str, int]:
+        return {}
+
+    def ready(self, requests: Mapping[str, Any], wait_s: float) -> list[bool]:
+        self.waits.append(wait_s > 0)
+        return [request[0] not in self.reading for request in requests]
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id[0])
 
     def passes(self, job: Any) -> Generator[Any, float, BlendReport]:
         name, *forwards = job.request_id.split()
@@ -140,3 +156,34 @@ def test_after_a_change_of_weights_what_is_under_way_begins_anew(blender: Blende
 
 def test_a_job_without_a_forward_ends_at_once(blender: Blender) -> None:
     assert ended(queue_of(blender, "A", "B 10").advance(100)) == "A B"
+
+
+def test_jobs_whose_entries_are_read_let_others_pass_and_keep_their_place(blender: Blender) -> None:
+    queue, blender.reading = queue_of(blender, "A 30", "B 30", "C 30 30"), "AC"
+    assert ended(queue.advance(1000, idle=True)) == "B"
+    blender.reading = "C"
+    assert ended(queue.advance(1000)) == "A"
+    blender.reading = ""
+    assert ended(queue.advance(30)) == ""
+    queue.add([SimpleNamespace(request_id="D 30")])  # type: ignore[list-item]
+    assert ended(queue.advance(1000)) == "C D"
+    assert blender.begun == blender.released == ["B", "A", "C", "D"]
+
+
+def test_a_step_waits_for_reads_only_where_there_is_nothing_else_to_do(blender: Blender) -> None:
+    queue, blender.reading = queue_of(blender, "A 30 30", "B 30"), "B"
+    queue.advance(30, idle=True)
+    queue.advance(30, idle=True)
+    queue.advance(30, idle=False)
+    queue.advance(30, idle=True)
+    blender.reading = ""
+    assert ended(queue.advance(30, idle=True)) == "B"
+    queue.advance(30, idle=True)
+    assert blender.waits == [True, False, False, True, True], "nobody looks when nobody waits"
+
+
+def test_what_an_aborted_request_would_have_read_is_let_go(blender: Blender) -> None:
+    queue, blender.reading = queue_of(blender, "A 30"), "A"
+    queue.advance(30)
+    assert queue.drop({"A 30"}) == {"A 30"}
+    assert (blender.released, queue.advance(30)) == (["A"], {})

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from blendrag.runtime.messages import Missing
+from blendrag.runtime.passes.entry_writer import EntryWriter
 from blendrag.runtime.passes.populating import Populating
 
 
@@ -25,8 +26,9 @@ class Encoder:
     def __init__(self) -> None:
         self.model = SimpleNamespace(device=torch.device("cpu"))
         self.forward: Any = SimpleNamespace(max_rows=100, timed_tile=self._run)
-        self.entries: Any = SimpleNamespace(key=lambda scope, variant, ids: str(len(ids)), put_share=self._put,
-                                            present=lambda keys: set())
+        self.entries: Any = SimpleNamespace(key=lambda scope, variant, ids: str(len(ids)), put_shares=self._put,
+                                            share=lambda scope, key, *_: key, present=lambda keys: set())
+        self.writer = EntryWriter(self.entries)
         self.fingerprint = "first"
         self.let_through = threading.Event()
         self.rows: list[int] = []
@@ -36,15 +38,15 @@ class Encoder:
         return None
 
     def lane(self, prefix: Any, ids: list[int]) -> Any:
-        return SimpleNamespace(entry=lambda: "KV")
+        return SimpleNamespace(leave=lambda: SimpleNamespace(nbytes=1, entry=lambda: "KV"))
 
     def _run(self, tile: Any) -> float:
         self.rows += [part.rows.stop - part.rows.start for _, part in tile]
         return 0.0
 
-    def _put(self, scope: str, key: str, *_: Any) -> None:
+    def _put(self, keys: list[str]) -> None:
         assert self.let_through.wait(10)
-        self.written.append((key, self.fingerprint))
+        self.written += [(key, self.fingerprint) for key in keys]
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from blendrag.store import ChunkStore
+from blendrag.store.rows import NewEntry
 from tests.test_store_disk import files_in
-from tests.test_store_entry import make_entry, make_key, put, same
+from tests.test_store_entry import make_entry, make_key, same
 from tests.test_store_processes import start
 
 NUMBER = struct.Struct("<I")
@@ -23,13 +24,16 @@ WRITERS = 2
 
 
 def child_write(path: Path, first: int, acknowledge: Any, budget: int | None) -> None:
-    """Stores entries for as long as it lives; writes the number of each that is stored."""
+    """Stores entries, one or several at a time, for as long as it lives; writes the number of each that is stored."""
     with ChunkStore(path, disk_bytes=budget) as store:
-        for number in range(first, 2**31):
-            put(store, number, make_entry(number))
-            if number % 5 == 4:
-                store.delete(make_key(number))
-            acknowledge.send(number)
+        for start in range(first, 2**31, 5):
+            for numbers in ([start], [start + 1, start + 2, start + 3], [start + 4]):
+                store.put_all([NewEntry(make_key(number), make_entry(number), "model", "default")
+                               for number in numbers])
+                if numbers[0] % 5 == 4:
+                    store.delete(make_key(numbers[0]))
+                for number in numbers:
+                    acknowledge.send(number)
 
 
 def kill_writers(path: Path, first: int, chance: random.Random, budget: int | None) -> list[int]:
@@ -65,7 +69,7 @@ def test_killed_writers(tmp_path: Path, budget: int | None, request: pytest.Fixt
         acknowledged = kill_writers(path, first, random.Random(f"kills {number}"), budget)
         total += len(acknowledged)
         with ChunkStore(path, ram_bytes=0) as store:
-            tried = {*acknowledged, *(n + 1 for n in acknowledged)}
+            tried = {n + more for n in acknowledged for more in range(4)}
             stored = {make_key(n): n for n in tried | {first + writer * 10_000 for writer in range(WRITERS)}}
             present = store.present(list(stored))
             for key in present:

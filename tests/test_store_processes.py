@@ -12,6 +12,7 @@ import pytest
 
 from blendrag.errors import StoreError
 from blendrag.store import ChunkStore, disk, open_store
+from blendrag.store.rows import NewEntry
 from blendrag.store.tensorfile import write_entry
 from tests.test_store_disk import files_in, flip, rows_in
 from tests.test_store_entry import make_entry, make_key, put, same
@@ -127,7 +128,7 @@ def test_opening_leaves_another_processs_unfinished_file_alone(tmp_path, monkeyp
 
 
 # Between two of these calls nothing on the disk changes.
-CALLS = {"mkdir", "flock", "write", "fsync", "replace", "unlink", "execute", "executemany"}
+CALLS = {"mkdir", "flock", "writev", "fsync", "replace", "unlink", "execute", "executemany"}
 
 
 def child_die_before_every_call(template, root, action):
@@ -156,6 +157,8 @@ def die_before(calls, path, action):
     sys.setprofile(watch)
     if action == "delete":
         store.delete(make_key(1))
+    elif action == "together":
+        store.put_all([NewEntry(make_key(number), make_entry(number), "model", "default") for number in (2, 3)])
     else:
         put(store, 2, make_entry(2))
     os._exit(0)
@@ -163,6 +166,7 @@ def die_before(calls, path, action):
 
 @pytest.mark.parametrize(("action", "outcomes"), [
     ("put", {(1,), (1, 2)}), ("delete", {(1,), ()}), ("displace", {(1,), (), (2,)}),
+    ("together", {(1,), (1, 2, 3)}),
 ])
 def test_a_process_killed_at_any_moment_leaves_an_entry_whole_or_not_at_all(tmp_path, action, outcomes):
     template, root = tmp_path / "template", tmp_path / "killed"
@@ -172,7 +176,7 @@ def test_a_process_killed_at_any_moment_leaves_an_entry_whole_or_not_at_all(tmp_
     seen = []
     for path in root.iterdir():
         with ChunkStore(path) as store:
-            served = tuple(number for number in (1, 2) if same(store.get(make_key(number)), make_entry(number)))
+            served = tuple(number for number in (1, 2, 3) if same(store.get(make_key(number)), make_entry(number)))
             assert len(store.keys()) == len(files_in(path)) == len(served)
             assert store.stats.damaged == 0
             seen.append(served)

@@ -148,6 +148,58 @@ def match(
 
 
 @app.command()
+def store(
+    megabytes: Annotated[list[int] | None, typer.Option(
+        min=1, show_default="4, 64", help="Size of an entry; may be repeated.")] = None,
+    path: Annotated[Path | None, typer.Option(help="A folder on the disk to measure.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Entries for each figure.")] = 9,
+    group: Annotated[int, typer.Option(min=2, max=64, help="Entries that are stored at once.")] = 8,
+    json_file: Json = None,
+) -> None:
+    """The store's disk tier against the file system alone: put and get, medians, no engine needed."""
+    from blendrag.bench.store import measure, table
+
+    figures = [figure for size in megabytes or [4, 64] for figure in measure(path, size, repeats, group)]
+    Console(width=110).print(table(figures))
+    if json_file:
+        json_file.write_text(json.dumps([figure.to_dict() for figure in figures], indent=1))
+
+
+@app.command()
+def encode(
+    model: Model = "smollm2",
+    chunks: Annotated[int, typer.Option(min=1, help="Chunks that are encoded at once.")] = 32,
+    chunk_tokens: Annotated[int, typer.Option(min=16, help="Length of a chunk in tokens.")] = 512,
+    path: Annotated[Path | None, typer.Option(help="A folder on the disk that stores are made on.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds for each figure, with new chunks each.")] = 3,
+    eager: Annotated[bool, typer.Option(help="Run without compiled model code.")] = False,
+    dummy: Annotated[bool, typer.Option(help="Random weights: the model folder needs only its configuration.")] = False,
+    batched_tokens: Annotated[int, typer.Option(min=64, help="vLLM's max_num_batched_tokens.")] = 8192,
+    json_file: Json = None,
+) -> None:
+    """Tokens per second of plain prefill, of encoding into RAM and of encoding into a store on disk."""
+    from tempfile import TemporaryDirectory
+
+    from blendrag.bench.encode import Figure, measure, table
+    from blendrag.config import BlendConfig
+    from blendrag.engine import BlendEngine
+    from blendrag.models import resolve
+
+    settings: dict[str, Any] = {"load_format": "dummy"} if dummy else {}
+    figures: list[Figure] = []
+    with TemporaryDirectory(dir=path) as folder:
+        for what, store_path in (("encode into RAM", None), ("encode into a store on disk", Path(folder) / "store")):
+            with BlendEngine(resolve(model), config=BlendConfig(store_path=store_path, blend="always"),
+                             max_model_len=chunk_tokens + 64, max_num_batched_tokens=max(batched_tokens, chunk_tokens),
+                             enforce_eager=eager, enable_prefix_caching=False, **settings) as engine:
+                figures += measure(engine, what, chunks=chunks, chunk_tokens=chunk_tokens, repeats=repeats,
+                                   plain=not figures)
+    Console(width=110).print(table(figures, f"{chunks} chunks of {chunk_tokens} tokens, {model}"))
+    if json_file:
+        json_file.write_text(json.dumps([figure.to_dict() for figure in figures], indent=1))
+
+
+@app.command()
 def plan(
     model: Model = "smollm2",
     chunks: Annotated[int, typer.Option(min=1, help="Stored chunks of a prompt.")] = 64,

@@ -161,6 +161,7 @@ class BlendMetadata(KVConnectorMetadata):
         audit_rows: of them and of earlier ones, rows to compute in this step, and what is left of a forward.
         quality: what the quality guard knows (`Quality` as mappings), where that has changed.
         generation: `Fingerprint.generation`.
+        idle: vLLM computes nothing in this step, and nothing is encoded or audited: it may wait for entries.
     """
 
     jobs: list[BlendJob] = field(default_factory=list)
@@ -172,6 +173,7 @@ class BlendMetadata(KVConnectorMetadata):
     audit_rows: int = 0
     quality: list[dict[str, Any]] | None = None
     generation: str = ""
+    idle: bool = False
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -18,7 +19,7 @@ from blendrag.store.findable import FindableInRam, FindableOnDisk
 from blendrag.store.index import Match
 from blendrag.store.keys import TokenIds
 from blendrag.store.ram import Owner, RamTier
-from blendrag.store.rows import FINGERPRINT, KEY, Tokens
+from blendrag.store.rows import FINGERPRINT, KEY, NewEntry, Tokens
 from blendrag.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
@@ -65,8 +66,12 @@ class ChunkStore:
         self._users = 1
         self._process = os.getpid()
 
-    def get(self, key: str) -> KVEntry | None:
-        """The entry in host memory, or None where there is none or its file is damaged.  Do not write to it."""
+    def get(self, key: str, loaded: KVEntry | None = None) -> KVEntry | None:
+        """The entry in host memory, or None where there is none or its file is damaged.  Do not write to it.
+
+        Args:
+            loaded: what `peek` or `load` returned for it a moment ago, which is not read again.
+        """
         self._require_open()
         row = self._disk.manifest.row(key) if self._disk else None
         gone = self._disk is not None and row is None
@@ -74,13 +79,15 @@ class ChunkStore:
             if gone:
                 self._ram.remove(key)
             entry = self._ram.get(key)
+            if entry is None and not self._disk:
+                entry = loaded
             self._hits_ram += entry is not None
             self._misses += entry is None and row is None
         if not self._disk or row is None:
             return entry
         if entry is None:
             pin = self._pinning()
-            entry = self._disk.read(row, pin)
+            entry = self._disk.read(row, pin) if loaded is None else loaded
             with self._lock:
                 self._hits_disk += entry is not None
                 self._misses += entry is None
@@ -89,6 +96,17 @@ class ChunkStore:
         if entry is not None:
             self._disk.manifest.touch(key)
         return entry
+
+    def peek(self, keys: Collection[str]) -> dict[str, KVEntry]:
+        """Those of the entries that are in RAM, which are not used thereby; none where the store is closed."""
+        with self._lock:
+            return self._ram.peek(keys)
+
+    def load(self, key: str) -> KVEntry | None:
+        """The entry as the disk has it, for a later `get`; None where there is none or its file is damaged."""
+        self._require_open()
+        row = self._disk.manifest.row(key) if self._disk else None
+        return self._disk.read(row, self._pinning()) if self._disk and row is not None else None
 
     def touch(self, key: str) -> None:
         """Notes that an entry was used, by one who had a copy of it."""
@@ -109,25 +127,32 @@ class ChunkStore:
             prefix: digest of what the chunk was encoded behind; given together with `ids`.
             ids: the chunk's tokens, by which `find` finds it; without them it is found by its key alone.
         """
+        self.put_all([NewEntry(key, entry, fingerprint, namespace, Tokens.of(entry, prefix, ids))])
+
+    def put_all(self, items: Sequence[NewEntry]) -> None:
+        """`put` of several entries: all are durable when it returns, which takes less time than one by one.
+
+        If that fails, none of them is stored.
+        """
         self._require_open()
-        if not KEY.fullmatch(key):
-            raise StoreError(f"{key!r} is no key: use entry_key(...)")
-        if not FINGERPRINT.fullmatch(fingerprint):
-            raise StoreError(f"{fingerprint!r} is no fingerprint: use letters, digits, '-' and '_'")
-        _require_text(namespace)
-        tokens = Tokens.of(entry, prefix, ids)
-        owner, pin = Owner(fingerprint, namespace), self._pinning()
-        entry = on_host(entry, pin)
-        gone: list[str] | None = []
-        if self._disk:
-            gone = self._disk.put(key, entry, owner, tokens)
+        for item in items:
+            if not KEY.fullmatch(item.key):
+                raise StoreError(f"{item.key!r} is no key: use entry_key(...)")
+            if not FINGERPRINT.fullmatch(item.fingerprint):
+                raise StoreError(f"{item.fingerprint!r} is no fingerprint: use letters, digits, '-' and '_'")
+            _require_text(item.namespace)
+        pin = self._pinning()
+        items = [replace(item, entry=on_host(item.entry, pin)) for item in items]
+        gone: list[list[str] | None] = self._disk.put(items) if self._disk else [[] for _ in items]
         with self._lock:
-            for old in [key] if gone is None else gone:
-                self._ram.remove(old)
-            if self._users and gone is not None:
-                self._ram.put(key, entry, owner, held_bytes(entry, pin))
-                if tokens and not self._disk and key in self._ram:
-                    self._findable.add(key, owner, tokens.prefix, tokens.ids)
+            for item, keys in zip(items, gone, strict=True):
+                owner, tokens = Owner(item.fingerprint, item.namespace), item.tokens
+                for old in [item.key] if keys is None else keys:
+                    self._ram.remove(old)
+                if self._users and keys is not None:
+                    self._ram.put(item.key, item.entry, owner, held_bytes(item.entry, pin))
+                    if tokens and not self._disk and item.key in self._ram:
+                        self._findable.add(item.key, owner, tokens.prefix, tokens.ids)
 
     def find(self, ids: TokenIds, *, fingerprint: str, namespace: str) -> list[Match]:
         """The chunks in a prompt that are stored now, in order, without overlaps; see `ContentIndex.find`.
@@ -191,6 +216,11 @@ class ChunkStore:
             return self._disk.manifest.keys()
         with self._lock:
             return sorted(self._ram.keys())
+
+    @property
+    def ram_bytes(self) -> int:
+        """Budget of the RAM tier, in bytes."""
+        return self._ram.budget
 
     @property
     def read_only(self) -> bool:

@@ -1,7 +1,7 @@
 """The disk tier: one safetensors file per entry, and a manifest that says which files count.
 
 An entry exists when its row does.  Its file is complete and on the disk before the row is written, under
-the manifest's write lock; so a crash at any moment leaves at most a file without a row, which is never
+the manifest's write lock; so a crash at any moment leaves at most files without rows, which are never
 served, and which the next opening removes.
 """
 
@@ -15,9 +15,10 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blendrag.errors import StoreError
@@ -27,7 +28,7 @@ from blendrag.store.keys import SCOPE_SEPARATOR
 from blendrag.store.manifest import FILE, Manifest
 from blendrag.store.problems import explained, make_folder, unwritable
 from blendrag.store.ram import Owner
-from blendrag.store.rows import Row, Tokens
+from blendrag.store.rows import NewEntry, Row, Tokens
 from blendrag.store.tensorfile import metadata_of, read_entry, write_entry
 from blendrag.store.writing import Writing
 
@@ -37,9 +38,27 @@ _OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors that say nothing of the file that was to be opened."""
 
 _REPORTED = 1000
+_WRITERS = 4
 
 _read_only: set[Path] = set()
 """Stores of which the log says so already."""
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    """A file that is complete and on the disk, and no entry yet.
+
+    Attributes:
+        folder: the open folder that it is in.
+        name: what it is called there.
+        final: what the entry's file is called.
+    """
+
+    row: Row
+    tokens: Tokens | None
+    folder: int
+    name: str
+    final: str
 
 
 class DiskTier:
@@ -84,39 +103,31 @@ class DiskTier:
                 self.manifest.close()
                 raise
 
-    def put(self, key: str, entry: KVEntry, owner: Owner, tokens: Tokens | None = None) -> list[str] | None:
-        """Writes an entry in host memory.  A key that is there keeps what it has: the same key means the same KV.
+    def put(self, items: Sequence[NewEntry]) -> list[list[str] | None]:
+        """Writes entries in host memory; all are on the disk when it returns, and if that fails, none is there.
+
+        Several files are written and brought to the disk at a time, and one commit makes all of them entries.  A key
+        that is there keeps what it has: the same key means the same KV.
 
         Returns:
-            keys of the entries that left to make room; None where this one is larger than the whole budget, or its
-            namespace's quota, and is not kept.
+            of each, the keys of the entries that left to make room; None where it is larger than the whole budget, or
+            its namespace's quota, and is not kept.
         """
-        if self.manifest.row(key):
-            return []
-        if self.read_only:
+        new = {item.key: item for item in items if not self.manifest.row(item.key)}
+        if new and self.read_only:
             raise unwritable(self.path)
-        namespace = str(owner.namespace)
-        if entry.nbytes > self._most(namespace):
-            return None
-        now = time.time()
-        row = Row(key, str(owner.fingerprint), namespace, 0, entry.tokens, "", dtype_name(entry.k.dtype),
-                  json.dumps(list(entry.k.shape)), now, now)
-        with (explained(self.path), folder_of(self.path, row.file, make=True) as (folder, final),
-              unfinished(folder, key) as (file, name)):
-            size, checksum = write_entry(file, entry, metadata_of(row))
-            if size > self._most(namespace):
-                return None
-            os.fsync(file.fileno())
-            row = replace(row, bytes=size, checksum=checksum)
-            with self.manifest.writing() as writing:
-                if writing.row(key):
-                    return []
-                self.manifest.flush(writing)
-                leaving = self._make_room(writing, size, namespace)
-                self._publish(writing, folder, name, final, row, tokens, leaving)
+        fitting = [item for item in new.values() if item.entry.nbytes <= self._most(item.namespace)]
+        with explained(self.path), ExitStack() as files:
+            written = list(self._write_all(fitting, files))
+            kept = [file for file in written if file.row.bytes <= self._most(file.row.namespace)]
+            left: dict[str, list[str] | None] = dict.fromkeys(new)
+            left |= {file.row.key: [] for file in kept}
+            if kept:
+                with self.manifest.writing() as writing:
+                    left |= self._publish(writing, [file for file in kept if not writing.row(file.row.key)])
         with self._counting:
-            self.evicted += len(leaving)
-        return [old.key for old in leaving]
+            self.evicted += sum(len(keys or ()) for keys in left.values())
+        return [left.pop(item.key, []) for item in items]
 
     def read(self, row: Row, pin: bool) -> KVEntry | None:
         """The entry that `row` describes; None where it is damaged, which removes it, or was just deleted."""
@@ -176,16 +187,40 @@ class DiskTier:
             rows += more
         return rows
 
-    def _publish(self, writing: Writing, folder: int, name: str, final: str, row: Row, tokens: Tokens | None,
-                 leaving: list[Row]) -> None:
+    def _write_all(self, items: Sequence[NewEntry], files: ExitStack) -> Iterator[_Unfinished]:
+        """The files of entries, on the disk under names that do not count; they go when `files` closes."""
+        if len(items) == 1:
+            yield self._write(items[0], files)
+            return
+        with ThreadPoolExecutor(_WRITERS, "blendrag-write") as pool:
+            yield from pool.map(lambda item: self._write(item, files), items)
+
+    def _write(self, item: NewEntry, files: ExitStack) -> _Unfinished:
+        now = time.time()
+        row = Row(item.key, item.fingerprint, item.namespace, 0, item.entry.tokens, "",
+                  dtype_name(item.entry.k.dtype), json.dumps(list(item.entry.k.shape)), now, now)
+        with ExitStack() as mine:
+            folder, final = mine.enter_context(folder_of(self.path, row.file, make=True))
+            file, name = mine.enter_context(unfinished(folder, item.key))
+            size, checksum = write_entry(file, item.entry, metadata_of(row))
+            files.push(mine.pop_all())
+        return _Unfinished(replace(row, bytes=size, checksum=checksum), item.tokens, folder, name, final)
+
+    def _publish(self, writing: Writing, files: Sequence[_Unfinished]) -> dict[str, list[str]]:
+        """Makes files entries; returns which keys left to make room, by the keys for which they did."""
+        left: dict[str, list[str]] = {}
+        self.manifest.flush(writing)
         try:
-            try:
-                os.replace(name, final, src_dir_fd=folder, dst_dir_fd=folder)
-            except IsADirectoryError:
-                vacate(folder, final)
-                os.replace(name, final, src_dir_fd=folder, dst_dir_fd=folder)
-            os.fsync(folder)
-            writing.add(row, tokens)
+            for file in files:
+                _rename(file)
+            for folder in {os.fstat(file.folder).st_ino: file.folder for file in files}.values():
+                os.fsync(folder)
+            leaving: list[Row] = []
+            for file in files:
+                rows = self._make_room(writing, file.row.bytes, file.row.namespace)
+                writing.add(file.row, file.tokens)
+                left[file.row.key] = [row.key for row in rows]
+                leaving += rows
             for old in leaving:  # now, as after the commit somebody may store it again
                 try:
                     remove(self.path, old.file)
@@ -193,9 +228,11 @@ class DiskTier:
                     _log.warning("%s cannot be removed to make room: %s", self.path / old.file, error)
             writing.commit()
         except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(final, dir_fd=folder)
+            for file in files:
+                with suppress(FileNotFoundError):
+                    os.unlink(file.final, dir_fd=file.folder)
             raise
+        return left
 
     def _remove(self, writing: Writing, rows: list[Row]) -> None:
         """Removes entries; one whose file cannot be removed stays, and is an error once the others are gone."""
@@ -272,6 +309,15 @@ class DiskTier:
                 return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
         except OSError:
             return False
+
+
+def _rename(file: _Unfinished) -> None:
+    """Gives a file its name."""
+    try:
+        os.replace(file.name, file.final, src_dir_fd=file.folder, dst_dir_fd=file.folder)
+    except IsADirectoryError:
+        vacate(file.folder, file.final)
+        os.replace(file.name, file.final, src_dir_fd=file.folder, dst_dir_fd=file.folder)
 
 
 def _writable(path: Path) -> bool:

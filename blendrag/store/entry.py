@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from blendrag.errors import StoreError
+from blendrag.store.arena import PAGE_LOCKED, aligned
 
 _log = logging.getLogger(__name__)
 
@@ -61,15 +62,20 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _host_copy(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
-    """A copy in host memory; page-locked where asked for and where the system has that much to lock."""
-    source = tensor.detach()
+def host_memory(size: int, pin: bool) -> torch.Tensor:
+    """So many bytes of host memory; page-locked where asked for and where the system has that much to lock."""
     if pin:
         try:
-            return torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True).copy_(source)
+            return PAGE_LOCKED.take(size)
         except RuntimeError as error:
-            _log.warning("%d bytes could not be page-locked, ordinary memory is used: %s", source.nbytes, error)
-    return torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
+            _log.warning("%d bytes could not be page-locked, ordinary memory is used: %s", size, error)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+def _host_copy(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
+    """A copy in host memory."""
+    source = tensor.detach()
+    return host_memory(source.nbytes, pin).view(source.dtype).view(source.shape).copy_(source)
 
 
 def on_host(entry: KVEntry, pin: bool) -> KVEntry:
@@ -86,8 +92,8 @@ def on_host(entry: KVEntry, pin: bool) -> KVEntry:
 
 
 def held_bytes(entry: KVEntry, pinned: bool) -> int:
-    """Host memory that the entry keeps from others, in bytes; torch rounds page-locked blocks up to powers of two."""
-    return sum(1 << (size - 1).bit_length() if pinned else size for size in _storages(entry))
+    """Host memory that the entry keeps from others, in bytes."""
+    return sum(aligned(size) if pinned else size for size in _storages(entry))
 
 
 def _storages(entry: KVEntry) -> list[int]:

@@ -63,6 +63,10 @@ class RamTier:
         self._held.move_to_end(key)
         return held[0]
 
+    def peek(self, keys: Iterable[str]) -> dict[str, KVEntry]:
+        """Those of the entries that are held."""
+        return {key: self._held[key][0] for key in keys if key in self._held}
+
     def put(self, key: str, entry: KVEntry, owner: Owner, size: int) -> None:
         """Keeps an entry of `size` bytes, at the cost of the least recently used ones.
 

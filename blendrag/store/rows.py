@@ -131,5 +131,22 @@ class Tokens:
         return cls(prefix, chunk_bytes(ids))
 
 
+@dataclass(frozen=True)
+class NewEntry:
+    """An entry that is to be stored.
+
+    Attributes:
+        key: from `entry_key`, of the same fingerprint and namespace.
+        fingerprint: the model's: letters, digits, "-" and "_".
+        tokens: what it is found by; None for one that is found by its key alone.
+    """
+
+    key: str
+    entry: KVEntry
+    fingerprint: str
+    namespace: str
+    tokens: Tokens | None = None
+
+
 COLUMNS = ", ".join(field.name for field in fields(Row))
 ROW = f"SELECT {COLUMNS} FROM entries WHERE key = ?"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,34 @@ def test_files_that_are_damaged_or_gone(start: Any, tmp_path_factory: pytest.Tem
     assert [chunk.reason for chunk in output.stats.chunks] == ["damaged", "damaged", ""]
     assert [output.token_ids] == plain(engine, prompt(0, 1, 2))
     assert engine.stored(PASSAGES[:3]) == [False, False, True]
+
+
+def test_a_request_whose_chunks_are_read_keeps_nobody_waiting(start: Any) -> None:
+    """Entries are on the disk alone; the disk answers the first request after the second one is done."""
+    engine = start()
+    expected = plain(engine, prompt(0, 1), prompt(2))
+    forget_blocks(engine)
+    ahead: Any = worker_side(engine).blender.entries._ahead
+    read, begun, go_on = ahead._read, threading.Event(), threading.Event()
+
+    def read_late(key: str) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return read(key)
+
+    ahead._read = read_late
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(engine.generate, prompt(0, 1), GREEDY, policy="full")
+        assert begun.wait(60)
+        ahead._read = read
+        [quick] = engine.generate(prompt(2), GREEDY, policy="full")
+        assert not late.done()
+        go_on.set()
+        [slow] = late.result(60)
+    assert [slow.token_ids, quick.token_ids] == expected
+    assert [slow.stats.chunks_reused, quick.stats.chunks_reused] == [2, 1]
+    assert slow.stats.load_s > quick.stats.load_s
+    assert not [thread for thread in threading.enumerate() if thread.name == "blendrag-read"]
 
 
 def test_a_store_that_vanishes_while_it_is_used(start: Any, tmp_path_factory: pytest.TempPathFactory) -> None:

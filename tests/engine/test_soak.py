@@ -88,9 +88,9 @@ class Faults:
             self.perhaps("memory", 0.03, torch.OutOfMemoryError("no memory left"))
             run(tile)
 
-        def failing_get(key: str) -> Any:
+        def failing_get(key: str, loaded: Any = None) -> Any:
             self.perhaps("store", 0.02, StoreError("the disk is on fire: call someone"))
-            return None if self.random.random() < 0.02 else get(key)
+            return None if self.random.random() < 0.02 else get(key, loaded)
 
         forward.run_tile, store.get = failing_run, failing_get
         try:

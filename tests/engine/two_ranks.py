@@ -20,7 +20,7 @@ from tests.engine.families import FAMILIES, build
 from tests.engine.texts import PASSAGES, SYSTEM, layouts
 
 FIRST = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
-BROKEN = ("present", "get", "put", "delete")
+BROKEN = ("present", "get", "put_all", "delete")
 POLICIES = ("plain", "full", "none", "query", "cacheblend")
 
 
@@ -80,7 +80,7 @@ def broken(engine: BlendEngine, method: str, rank: int) -> tuple[str, str]:
             engine.generate(layouts()[0], FIRST, policy="none")
         elif method == "delete":
             engine.forget(PASSAGES[:1])
-        elif method == "put":
+        elif method == "put_all":
             engine.encode([f"Only rank {rank} cannot store this passage. " * 5])
         else:
             engine.stored(PASSAGES[:1])

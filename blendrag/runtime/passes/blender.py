@@ -91,7 +91,7 @@ class Blender:
 
         A failure, of a forward too, is contained: the report says why.
         """
-        outdated = job.fingerprint != self.entries.fingerprint
+        outdated = self._outdated(job)
         if outdated:
             job = replace(job, placements=[])  # all rows are computed
         try:
@@ -101,6 +101,10 @@ class Blender:
             report = yield from self._in_full(job, f"{type(error).__name__}: {error}")
         report.resumed, report.outdated = job.resumed, outdated
         return report
+
+    def needs(self, job: BlendJob) -> dict[str, int]:
+        """The keys of the entries that a pass of the job reads, and how long each must be."""
+        return {} if self._outdated(job) else _lengths(self._placements(job))
 
     def prepare(self, job: BlendJob) -> Passes[Work]:
         """Loads what a job reuses and chooses its rows: all but the blend pass itself."""
@@ -141,14 +145,10 @@ class Blender:
 
     def _load(self, job: BlendJob) -> Work:
         started = time.perf_counter()
-        cached, placements = None, job.placements
+        placements, cached = self._placements(job), None
+        lengths = _lengths(placements)
         if self.reader is not None and job.read:
             cached = CachedPrefix(self.reader, job.read, job.block_ids)
-            placements = _behind(job.read, job.placements)
-        lengths: dict[str, int] = {}
-        for placement in placements:
-            end = placement.offset + placement.end - placement.start
-            lengths[placement.key] = max(end, lengths.get(placement.key, 0))
         entries = dict(zip(lengths, self.entries.load(list(lengths), list(lengths.values())), strict=True))
         present = [(placement, entry) for placement in placements if (entry := entries[placement.key]) is not None]
         report = BlendReport(damaged=[p.key for p in placements if entries[p.key] is None])
@@ -159,6 +159,13 @@ class Blender:
         report.load_s = time.perf_counter() - started
         return Work(job, job.policy, report, context, self._tensor(job.token_ids), layout, layout.reused.clone(),
                     ~context.stored)
+
+    def _outdated(self, job: BlendJob) -> bool:
+        return job.fingerprint != self.entries.fingerprint
+
+    def _placements(self, job: BlendJob) -> Sequence[Placement]:
+        """The entries that stand behind what is read from the paged cache."""
+        return _behind(job.read, job.placements) if self.reader is not None and job.read else job.placements
 
     def _score(self, work: Work, evidence: Evidence, step: int) -> Passes[None]:
         """One scoring pass, and what the policy makes of it."""
@@ -228,6 +235,15 @@ def _behind(start: int, placements: Sequence[Placement]) -> list[Placement]:
     return [placement if placement.start >= start else replace(
                 placement, start=start, offset=placement.offset + start - placement.start)
             for placement in placements if placement.end > start]
+
+
+def _lengths(placements: Sequence[Placement]) -> dict[str, int]:
+    """How long each of the entries must be at least, by key."""
+    lengths: dict[str, int] = {}
+    for placement in placements:
+        end = placement.offset + placement.end - placement.start
+        lengths[placement.key] = max(end, lengths.get(placement.key, 0))
+    return lengths
 
 
 def _map(work: Work, rows: torch.Tensor) -> BlendMap:

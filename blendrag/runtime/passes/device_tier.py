@@ -30,6 +30,7 @@ class DeviceTier:
         self._held: OrderedDict[str, KVEntry] = OrderedDict()
         self._bytes = 0
         self._waiting: dict[str, tuple[KVEntry, KVEntry]] = {}
+        self._copying: tuple[list[tuple[KVEntry, KVEntry]], torch.cuda.Event] | None = None
         self._arrived: list[torch.cuda.Event] = []
         self._group = 1
 
@@ -68,6 +69,9 @@ class DeviceTier:
         self._settle()
         for key in list(self._held):
             self._remove(key)
+        if self._copying is not None:
+            self._copying[1].synchronize()
+            self._copying = None
 
     def _settle(self) -> None:
         """The pass before may have failed early: what it never waited for is copied, or waited for, from here on."""
@@ -95,6 +99,8 @@ class DeviceTier:
         return copy
 
     def _copy(self) -> None:
+        if self._copying is not None:
+            self._copying[1].synchronize()  # long done: only now may what it read be overwritten
         waiting = list(self._waiting.values())
         layers = waiting[0][0].k.shape[0]
         self._group = -(-layers // _GROUPS)
@@ -108,4 +114,4 @@ class DeviceTier:
                     target.k[part].copy_(source.k[part], non_blocking=True)
                     target.v[part].copy_(source.v[part], non_blocking=True)
                 arrived.append(stream.record_event())
-        self._waiting, self._arrived = {}, arrived
+        self._waiting, self._arrived, self._copying = {}, arrived, (waiting, arrived[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import wait
 
 import torch
 
@@ -11,7 +12,8 @@ from blendrag.runtime.messages import Placement
 from blendrag.runtime.model.blend_model import BlendModel
 from blendrag.runtime.passes.context import Context
 from blendrag.runtime.passes.entries import Entries
-from blendrag.runtime.passes.forward import Forward
+from blendrag.runtime.passes.entry_writer import EntryWriter
+from blendrag.runtime.passes.forward import Forward, tiles
 from blendrag.runtime.passes.lanes import EncodeLane
 from blendrag.store import prefix_digest
 from blendrag.store.keys import NEUTRAL
@@ -21,6 +23,7 @@ class Encoder:
     """Encodes chunks with the model vLLM loaded.  Runs in the worker, between vLLM's own forwards.
 
     Attributes:
+        writer: stores what is computed.
         max_tokens: of a prefix and a chunk together: more have no positions in this model.
     """
 
@@ -28,12 +31,15 @@ class Encoder:
         self.model = model
         self.forward = forward
         self.entries = entries
+        self.writer = EntryWriter(entries, model.device)
         tables = [len(layer.rotation.cos) for layer in model.layers if hasattr(layer.rotation, "cos")]
         self.max_tokens: int = min([model.vllm_config.model_config.max_model_len, *tables])
 
     def encode(self, scope: str, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int],
                neutral: bool) -> list[tuple[str, bool]]:
         """Computes chunks behind a prefix and stores what is not stored yet.
+
+        Entries travel and are written while the next chunks are computed; all are durable at the end.
 
         Args:
             scope: where they are stored.
@@ -53,9 +59,15 @@ class Encoder:
         if missing:
             prefix = self.prefix(scope, prefix_ids)
             lanes = {key: self.lane(prefix, ids) for key, ids in missing.items()}
-            self.forward.run(list(lanes.values()))
-            for key, lane in lanes.items():
-                self.entries.put(scope, key, lane.entry(), variant, missing[key])
+            left, writes = list(lanes), []
+            try:
+                for tile in tiles(list(lanes.values()), self.forward.max_rows):
+                    self.forward.run_tile(tile)
+                    for key in left[: sum(part.last for _, part in tile)]:  # lanes end in their order
+                        writes.append(self.writer.add(scope, left.pop(0), lanes[key].leave(), variant, missing[key]))
+            finally:
+                wait(writes)
+            self.entries.ranks.together(lambda: [write.result() for write in writes])
         return [(key, missing.pop(key, None) is not None) for key in keys]
 
     def prefix(self, scope: str, ids: Sequence[int]) -> Context:

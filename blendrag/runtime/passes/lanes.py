@@ -12,6 +12,7 @@ from blendrag.runtime.passes.attention import attend, attend_and_weigh, weights
 from blendrag.runtime.passes.context import Context
 from blendrag.runtime.passes.drift import Drift
 from blendrag.runtime.passes.forward import Lane, Part
+from blendrag.runtime.passes.host_copy import HostCopy
 from blendrag.runtime.passes.ranks import Ranks
 from blendrag.runtime.passes.rows import Rows
 from blendrag.runtime.passes.sparsity import Sparsity
@@ -241,9 +242,15 @@ class EncodeLane(_ContextLane):
         return attend(q, all_k, all_v, self.rows(part), scale=layer.scale, window=layer.window,
                       soft_cap=layer.soft_cap)
 
+    def leave(self) -> HostCopy:
+        """Hands over what was computed, on its way to host memory."""
+        copy = HostCopy(self._k, self._v)
+        self._k, self._v = [], []
+        return copy
+
     def entry(self) -> KVEntry:
         """What was computed, in host memory."""
-        return KVEntry(*(torch.stack([layer.cpu() for layer in layers]) for layers in (self._k, self._v)))
+        return self.leave().entry()
 
     def _merged(self, index: int, part: Part, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer, prefix and all rows so far; of many small parts each is copied once."""

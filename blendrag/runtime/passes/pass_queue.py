@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -18,6 +18,8 @@ CONTEXT_TOKENS = {"cpu": 8, "cuda": 32}
 of an 8B model on an H200)."""
 SHARED_ROWS = 256
 """A forward of fewer rows takes a GPU about as long as one of a single row: it waits for the weights."""
+_READ_S = 0.005
+"""How long a step with nothing to compute waits for a read, instead of making the engine spin."""
 
 
 class _Pass:
@@ -26,17 +28,22 @@ class _Pass:
     Attributes:
         tile: the forward that it needs next; None once it has ended.
         alone: a forward that it shared with others failed.
+        ready: its entries are in memory, on all ranks.
+        waited_s: for its entries, in seconds.
     """
 
     def __init__(self, job: BlendJob) -> None:
         self.job = job
+        self.since = time.perf_counter()
+        self.ready = False
+        self.waited_s = 0.0
         self.alone = False
         self.tile: Tile | None = None
         self.passes: Passes[BlendReport] | None = None
 
 
 class PassQueue:
-    """First come, first served.
+    """First come, first served, among those whose entries are in memory; those of the others are read meanwhile.
 
     How a prompt is cut into forwards follows from the prompt alone, never from what else runs.
 
@@ -49,20 +56,24 @@ class PassQueue:
         self.blender = blender
         self._context_tokens = context_tokens
         self._shared_rows = shared_rows
-        self._waiting: deque[BlendJob] = deque()
+        self._waiting: list[_Pass] = []
         self._running: list[_Pass] = []
         self._reports: dict[str, BlendReport] = {}
 
     def add(self, jobs: Iterable[BlendJob]) -> None:
         """Takes jobs, behind those there are."""
-        self._waiting.extend(jobs)
+        self._waiting.extend(map(_Pass, jobs))
 
-    def advance(self, rows: int) -> dict[str, BlendReport]:
+    def advance(self, rows: int, idle: bool = False) -> dict[str, BlendReport]:
         """Runs forwards until so many rows are computed, reading contexts counted as rows; one at least.
+
+        Args:
+            idle: the engine has nothing else to do in this step.
 
         Returns:
             Reports of the jobs that ended, by request.
         """
+        self._read(idle)
         computed = 0
         while computed < rows and (batch := self._batch(rows - computed, computed == 0)):
             computed += sum(self._cost(one.tile) for one in batch if one.tile is not None)
@@ -72,8 +83,10 @@ class PassQueue:
 
     def drop(self, request_ids: Collection[str]) -> set[str]:
         """Forgets the jobs of requests; returns those that had one."""
-        dropped = {job.request_id for job in self._waiting if job.request_id in request_ids}
-        self._waiting = deque(job for job in self._waiting if job.request_id not in dropped)
+        dropped = {one.job.request_id for one in self._waiting if one.job.request_id in request_ids}
+        self._waiting = [one for one in self._waiting if one.job.request_id not in dropped]
+        for request_id in dropped:
+            self.blender.entries.release(request_id)
         for one in [one for one in self._running if one.job.request_id in request_ids]:
             dropped.add(one.job.request_id)
             self._running.remove(one)
@@ -108,15 +121,28 @@ class PassQueue:
 
     def _at(self, number: int) -> _Pass | None:
         """The job at a place of the queue, begun; None where there are not so many."""
-        if number == len(self._running) and self._waiting:
-            self._running.append(_Pass(self._waiting.popleft()))
+        if number == len(self._running) and (ready := next((one for one in self._waiting if one.ready), None)):
+            self._waiting.remove(ready)
+            self._running.append(ready)
         if number >= len(self._running):
             return None
         one = self._running[number]
         if one.passes is None:
             one.passes = self.blender.passes(one.job)
             self._proceed(one, one.passes.send, None)
+            self.blender.entries.release(one.job.request_id)
         return one
+
+    def _read(self, idle: bool) -> None:
+        """Begins to read what jobs need that came, and sees whose entries have arrived."""
+        reading = [one for one in self._waiting if not one.ready]
+        if not reading:
+            return
+        wait = idle and not self._running and len(reading) == len(self._waiting)
+        needs = {one.job.request_id: self.blender.needs(one.job) for one in reading}
+        for one, ready in zip(reading, self.blender.entries.ready(needs, _READ_S if wait else 0), strict=True):
+            one.ready = ready
+            one.waited_s = time.perf_counter() - one.since
 
     def _run(self, batch: list[_Pass]) -> None:
         tile = [part for one in batch if one.tile is not None for part in one.tile]
@@ -141,6 +167,7 @@ class PassQueue:
         except StopIteration as end:
             one.tile = None
             self._running.remove(one)
+            end.value.load_s += one.waited_s
             self._reports[one.job.request_id] = end.value
 
     def _cost(self, tile: Tile) -> int:

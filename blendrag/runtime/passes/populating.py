@@ -6,15 +6,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from blendrag.errors import PromptError
 from blendrag.runtime.messages import EncodeReport, Missing
 from blendrag.runtime.passes.context import Context
 from blendrag.runtime.passes.encoder import Encoder
 from blendrag.runtime.passes.forward import Part
+from blendrag.runtime.passes.host_copy import HostCopy
 from blendrag.runtime.passes.lanes import EncodeLane
-from blendrag.store import KVEntry, prefix_digest
+from blendrag.store import prefix_digest
 from blendrag.store.keys import NEUTRAL
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,6 @@ class Populating:
         self.encoder = encoder
         self._chunks: deque[_Chunk] = deque()
         self._done = 0
-        self._writer = ThreadPoolExecutor(1, "blendrag-store")
 
     def advance(self, missing: Sequence[Missing], sink_ids: Sequence[int], rows: int) -> EncodeReport:
         """Takes more chunks, and computes so many rows at most.
@@ -78,7 +78,7 @@ class Populating:
                     count = part.rows.stop - part.rows.start
                     chunk.rows, computed, spent = chunk.rows + count, computed + count, spent + count
                     if part.last:
-                        self._write(chunk, lane.entry())
+                        self._write(chunk, lane.leave())
             seconds = time.perf_counter() - started
             self._end()
         except Exception as error:
@@ -101,7 +101,7 @@ class Populating:
     def close(self) -> None:
         """Drops what is not computed; returns when what is has been written."""
         self._chunks.clear()
-        self._writer.shutdown()
+        self.encoder.writer.close()
 
     def _tile(self, sink_ids: Sequence[int], rows: int) -> list[tuple[_Chunk, EncodeLane, Part]]:
         """The next rows, as many as one forward takes; empty where all are computed."""
@@ -133,11 +133,11 @@ class Populating:
             chunk.skipped = True
             return None
 
-    def _write(self, chunk: _Chunk, entry: KVEntry) -> None:
+    def _write(self, chunk: _Chunk, copy: HostCopy) -> None:
         chunk.lane = None
         missing = chunk.missing
         found_by = (None, None) if missing.is_prefix else (NEUTRAL, missing.ids)  # as in `Encoder.prefix`
-        chunk.write = self._writer.submit(self.encoder.entries.put_share, missing.scope, chunk.key, entry, *found_by)
+        chunk.write = self.encoder.writer.add(missing.scope, chunk.key, copy, *found_by)
 
     def _end(self) -> None:
         """Drops the chunks that are done with, from the first on."""

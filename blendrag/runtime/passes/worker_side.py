@@ -81,7 +81,7 @@ class BlendConnectorWorker:
         if metadata.jobs or metadata.pass_rows:
             assert self.queue is not None, "the engine must run with worker_cls=blendrag.runtime.worker.BlendWorker"
             self.queue.add(metadata.jobs)
-            for request_id, report in self.queue.advance(metadata.pass_rows).items():
+            for request_id, report in self.queue.advance(metadata.pass_rows, metadata.idle).items():
                 self._end(request_id, report)
         if metadata.encode_rows:
             assert self.populating is not None
@@ -122,6 +122,8 @@ class BlendConnectorWorker:
         """Lets go of the model."""
         if self.populating is not None:
             self.populating.close()
+        if self.queue is not None:
+            self.blender.entries.close()
         self.queue = self.populating = self.auditor = None
 
     def _end(self, request_id: str, report: BlendReport) -> None:

@@ -201,6 +201,7 @@ class BlendConnectorScheduler:
             if not metadata.encode_rows:
                 metadata.audits, metadata.audit_rows = self.audits.take(load)
             metadata.quality = self.audits.news("worker")
+        metadata.idle = not (load.tokens or metadata.encode_rows or metadata.audit_rows)
         return metadata
 
     @property
