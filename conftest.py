@@ -6,7 +6,6 @@ import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,12 @@ LONGEST = ("test_serve.py", "test_conformance.py", "test_process.py", "test_asyn
 """Files that take most of a minute or more, the longest first."""
 
 
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32", "enforce_eager": True, "max_model_len": 2048, "max_logprobs": -1,
+    "kv_cache_memory_bytes": 2**30, "logits_processors": ["blendrag.runtime.forcing:ForcedTokens"]}
+"""Engine arguments of the engines that most tests share; answers can be forced, which makes no other difference."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How often random cases are tried; `make test-hard` asks for many more."""
     parser.addoption("--soak", type=int, default=500, help="random requests that test_soak.py sends (500)")
@@ -45,15 +50,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """vLLM collects garbage three times in a start and four times in an end.
+_freeze = gc.freeze
 
-    Each takes most of a second where all that the tests need is imported, and one for each engine is enough.
+
+def _set_aside() -> None:
+    """Lets no later collection look at what has been imported so far.
+
+    vLLM collects garbage three times in a start and four times in an end, and each would take most of a second.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "collect", lambda generation=2: 0)
-        yield
+    gc.collect()
+    _freeze()
 
 
 class EnginePool:
@@ -71,8 +77,7 @@ class EnginePool:
         if key != self._key:
             self.close()
             engine = BlendEngine(str(model), **settings)
-            with _no_collections():
-                engine._start()
+            engine._start()
             self._engine, self._key = engine, key
         return self._engine
 
@@ -80,18 +85,25 @@ class EnginePool:
         """Closes what runs."""
         if self._engine is None:
             return
-        with _no_collections():
-            self._engine.close()
+        self._engine.close()
         self._engine = self._key = None
-        gc.collect()
+        _set_aside()  # what the start of an engine has imported
 
 
 @pytest.fixture(scope="session")
 def engine_pool() -> Iterator[EnginePool]:
     """The pool of this test session."""
+    import blendrag.runtime.engine.start
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    _set_aside()
     pool = EnginePool()
-    yield pool
-    pool.close()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("freeze", "unfreeze"):  # vLLM would set aside its engines as well, and bring back all of it
+            patch.setattr(gc, name, lambda: None)
+        yield pool
+        pool.close()
+    gc.unfreeze()  # for the interpreter's own end
 
 
 @pytest.fixture(scope="session")
@@ -102,16 +114,38 @@ def smollm2() -> Path:
     return fetch("smollm2")
 
 
+@pytest.fixture(scope="session")
+def shallow(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of SmolLM2 with eight of its thirty layers, for tests that do not ask what it knows."""
+    from tests.shallow import make_shallow
+
+    return make_shallow(smollm2, tmp_path_factory.mktemp("shallow") / "model")
+
+
+@pytest.fixture(scope="module")
+def emptied() -> list[Any]:
+    """The shared engine, once this module has emptied its store."""
+    return []
+
+
 @pytest.fixture
-def engine(engine_pool: EnginePool, smollm2: Path) -> Any:
-    """SmolLM2 in float32 on the CPU engine, with its first layers' worth of everything vLLM does by default.
+def engine(engine_pool: EnginePool, shallow: Path, emptied: list[Any]) -> Any:
+    """The shallow SmolLM2 in float32, with everything that vLLM does by default but for compiling.
 
-    Answers can be forced on it, for the tests of evaluation; it makes no other difference.
+    A module finds nothing of what those before it have stored.
     """
-    from blendrag.runtime.forcing import PROCESSOR
+    engine = engine_pool.get(shallow, **SETTINGS)
+    if engine not in emptied:
+        engine.store.clear()
+        engine.reset_prefix_cache()
+        emptied.append(engine)
+    return engine
 
-    return engine_pool.get(smollm2, dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
-                           kv_cache_memory_bytes=2**30, logits_processors=[PROCESSOR])
+
+@pytest.fixture
+def smollm2_engine(engine_pool: EnginePool, smollm2: Path) -> Any:
+    """The same with all layers, for tests of what is lost and saved by blending."""
+    return engine_pool.get(smollm2, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +195,7 @@ def example(engine_pool: EnginePool, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(sys, "argv", [name, *arguments])
         monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; unasked, it is most of the machine, full of zeros
         capsys.readouterr()
-        with _no_collections():
-            runpy.run_path(str(Path(__file__).parent / "examples" / name), run_name="__main__")
+        runpy.run_path(str(Path(__file__).parent / "examples" / name), run_name="__main__")
         return capsys.readouterr().out
 
     return run

@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
@@ -25,6 +26,11 @@ QUESTIONS = [Question(f"What is said of number {number} here?",
                       tuple(f"{PASSAGES[(number * step) % len(PASSAGES)]}\n\n" for step in (1, 2)), line=number)
              for number in range(1, 11)]
 PROMPT = BlendPrompt("Answer from these.\n\n", *map(Chunk, PASSAGES[:3]), QUESTION)
+
+
+@pytest.fixture
+def engine(smollm2_engine: BlendEngine) -> BlendEngine:
+    return smollm2_engine
 
 
 def test_a_search_over_real_answers(engine: BlendEngine) -> None:
