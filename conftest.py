@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,11 +26,8 @@ for _name in [name for name in os.environ if name.startswith("BLENDRAG_") and na
     del os.environ[_name]
 os.environ["BLENDRAG_BLEND"] = "always"  # prompts here are too short to gain anything, and nothing is to be measured
 
-LONGEST = ("test_serve.py", "test_conformance.py", "test_process.py", "test_async.py", "test_tensor_parallel.py",
-           "test_langchain_examples.py", "test_demo.py", "test_hard_cases.py", "test_haystack_example.py",
-           "test_llama_index_example.py")
+LONGEST = ("test_serve.py", "test_conformance.py", "test_process.py", "test_async.py", "test_tensor_parallel.py")
 """Files that take most of a minute or more, the longest first."""
-
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "enforce_eager": True, "max_model_len": 2048, "max_logprobs": -1,
@@ -46,8 +44,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first, so that two workers that take one file each have short ones to share at the end."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    """Puts the longest files first, then those that share an engine beside each other, and those without one last.
+
+    Two workers take one file each, and have short ones to share at the end.
+    """
+    fixtures: dict[Path, set[str]] = {}
+    for item in items:
+        fixtures.setdefault(item.path, set()).update(getattr(item, "fixturenames", ()))
+
+    def place(item: pytest.Item) -> int:
+        if item.path.name in LONGEST:
+            return LONGEST.index(item.path.name)
+        uses = fixtures[item.path]
+        order = ("smollm2_engine" in uses, "engine_pool" in uses and "shallow" not in uses, "shallow" in uses, True)
+        return len(LONGEST) + order.index(True)
+
+    items.sort(key=place)
 
 
 _freeze = gc.freeze
@@ -93,9 +105,7 @@ class EnginePool:
 @pytest.fixture(scope="session")
 def engine_pool() -> Iterator[EnginePool]:
     """The pool of this test session."""
-    import blendrag.runtime.engine.start
-    from vllm.v1.engine.llm_engine import LLMEngine
-
+    importlib.import_module("vllm.v1.engine.llm_engine")
     _set_aside()
     pool = EnginePool()
     with pytest.MonkeyPatch.context() as patch:
@@ -160,22 +170,22 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def own_process() -> Callable[..., str]:
-    """Runs a script in a Python of its own, from a file, and returns what it printed.
+def own_process() -> Callable[..., tuple[str, str]]:
+    """Runs a script in a Python of its own, from a file, which must end with an exit code.
 
-    With an `exit_code` other than 0 the script must end with that code; what it wrote to standard error is returned.
+    Returns what it printed, and what it wrote to standard error.
     """
     import subprocess
     import sys
     import tempfile
 
-    def run(script: str, exit_code: int = 0) -> str:
+    def run(script: str, exit_code: int = 0) -> tuple[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "script.py")
             path.write_text(script)
             done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
         assert done.returncode == exit_code, done.stderr[-3000:]
-        return done.stderr if exit_code else done.stdout
+        return done.stdout, done.stderr
 
     return run
 
