@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,13 @@ for _name in [name for name in os.environ if name.startswith("BLENDRAG_") and na
     del os.environ[_name]
 os.environ["BLENDRAG_BLEND"] = "always"  # prompts here are too short to gain anything, and nothing is to be measured
 
-LONGEST = ("test_serve.py", "test_conformance.py", "test_process.py", "test_async.py", "test_tensor_parallel.py",
-           "test_langchain_examples.py", "test_demo.py", "test_hard_cases.py", "test_haystack_example.py",
-           "test_llama_index_example.py")
+LONGEST = ("test_serve.py", "test_conformance.py", "test_process.py", "test_async.py", "test_tensor_parallel.py")
 """Files that take most of a minute or more, the longest first."""
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32", "enforce_eager": True, "max_model_len": 2048, "max_logprobs": -1,
+    "kv_cache_memory_bytes": 2**30, "logits_processors": ["blendrag.runtime.forcing:ForcedTokens"]}
+"""Engine arguments of the engines that most tests share; answers can be forced, which makes no other difference."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,19 +44,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first, so that two workers that take one file each have short ones to share at the end."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    """Puts the longest files first, then those that share an engine beside each other, and those without one last.
 
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """vLLM collects garbage three times in a start and four times in an end.
-
-    Each takes most of a second where all that the tests need is imported, and one for each engine is enough.
+    Two workers take one file each, and have short ones to share at the end.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "collect", lambda generation=2: 0)
-        yield
+    fixtures: dict[Path, set[str]] = {}
+    for item in items:
+        fixtures.setdefault(item.path, set()).update(getattr(item, "fixturenames", ()))
+
+    def place(item: pytest.Item) -> int:
+        if item.path.name in LONGEST:
+            return LONGEST.index(item.path.name)
+        uses = fixtures[item.path]
+        order = ("smollm2_engine" in uses, "engine_pool" in uses and "shallow" not in uses, "shallow" in uses, True)
+        return len(LONGEST) + order.index(True)
+
+    items.sort(key=place)
+
+
+_freeze = gc.freeze
+
+
+def _set_aside() -> None:
+    """Lets no later collection look at what has been imported so far.
+
+    vLLM collects garbage three times in a start and four times in an end, and each would take most of a second.
+    """
+    gc.collect()
+    _freeze()
 
 
 class EnginePool:
@@ -71,8 +89,7 @@ class EnginePool:
         if key != self._key:
             self.close()
             engine = BlendEngine(str(model), **settings)
-            with _no_collections():
-                engine._start()
+            engine._start()
             self._engine, self._key = engine, key
         return self._engine
 
@@ -80,18 +97,23 @@ class EnginePool:
         """Closes what runs."""
         if self._engine is None:
             return
-        with _no_collections():
-            self._engine.close()
+        self._engine.close()
         self._engine = self._key = None
-        gc.collect()
+        _set_aside()  # what the start of an engine has imported
 
 
 @pytest.fixture(scope="session")
 def engine_pool() -> Iterator[EnginePool]:
     """The pool of this test session."""
+    importlib.import_module("vllm.v1.engine.llm_engine")
+    _set_aside()
     pool = EnginePool()
-    yield pool
-    pool.close()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("freeze", "unfreeze"):  # vLLM would set aside its engines as well, and bring back all of it
+            patch.setattr(gc, name, lambda: None)
+        yield pool
+        pool.close()
+    gc.unfreeze()  # for the interpreter's own end
 
 
 @pytest.fixture(scope="session")
@@ -102,16 +124,38 @@ def smollm2() -> Path:
     return fetch("smollm2")
 
 
+@pytest.fixture(scope="session")
+def shallow(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of SmolLM2 with eight of its thirty layers, for tests that do not ask what it knows."""
+    from tests.shallow import make_shallow
+
+    return make_shallow(smollm2, tmp_path_factory.mktemp("shallow") / "model")
+
+
+@pytest.fixture(scope="module")
+def emptied() -> list[Any]:
+    """The shared engine, once this module has emptied its store."""
+    return []
+
+
 @pytest.fixture
-def engine(engine_pool: EnginePool, smollm2: Path) -> Any:
-    """SmolLM2 in float32 on the CPU engine, with its first layers' worth of everything vLLM does by default.
+def engine(engine_pool: EnginePool, shallow: Path, emptied: list[Any]) -> Any:
+    """The shallow SmolLM2 in float32, with everything that vLLM does by default but for compiling.
 
-    Answers can be forced on it, for the tests of evaluation; it makes no other difference.
+    A module finds nothing of what those before it have stored.
     """
-    from blendrag.runtime.forcing import PROCESSOR
+    engine = engine_pool.get(shallow, **SETTINGS)
+    if engine not in emptied:
+        engine.store.clear()
+        engine.reset_prefix_cache()
+        emptied.append(engine)
+    return engine
 
-    return engine_pool.get(smollm2, dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
-                           kv_cache_memory_bytes=2**30, logits_processors=[PROCESSOR])
+
+@pytest.fixture
+def smollm2_engine(engine_pool: EnginePool, smollm2: Path) -> Any:
+    """The same with all layers, for tests of what is lost and saved by blending."""
+    return engine_pool.get(smollm2, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -126,22 +170,22 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def own_process() -> Callable[..., str]:
-    """Runs a script in a Python of its own, from a file, and returns what it printed.
+def own_process() -> Callable[..., tuple[str, str]]:
+    """Runs a script in a Python of its own, from a file, which must end with an exit code.
 
-    With an `exit_code` other than 0 the script must end with that code; what it wrote to standard error is returned.
+    Returns what it printed, and what it wrote to standard error.
     """
     import subprocess
     import sys
     import tempfile
 
-    def run(script: str, exit_code: int = 0) -> str:
+    def run(script: str, exit_code: int = 0) -> tuple[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "script.py")
             path.write_text(script)
             done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
         assert done.returncode == exit_code, done.stderr[-3000:]
-        return done.stderr if exit_code else done.stdout
+        return done.stdout, done.stderr
 
     return run
 
@@ -161,8 +205,7 @@ def example(engine_pool: EnginePool, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(sys, "argv", [name, *arguments])
         monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; unasked, it is most of the machine, full of zeros
         capsys.readouterr()
-        with _no_collections():
-            runpy.run_path(str(Path(__file__).parent / "examples" / name), run_name="__main__")
+        runpy.run_path(str(Path(__file__).parent / "examples" / name), run_name="__main__")
         return capsys.readouterr().out
 
     return run

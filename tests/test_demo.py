@@ -46,10 +46,11 @@ def chunk(text: str, source: str = "a.md", heading: str = "") -> DocumentChunk:
     return DocumentChunk(text, source, heading, len(text.split()))
 
 
-def test_the_demo_from_end_to_end_and_again(folder: Path, engine_pool: Any, tmp_path: Path) -> None:
+def test_the_demo_from_end_to_end_and_again(folder: Path, engine_pool: Any, shallow: Path, tmp_path: Path) -> None:
     engine_pool.close()
-    settings = DemoSettings(docs=folder, store=tmp_path / "store", json_file=tmp_path / "out.json", chunk_tokens=64,
-                            answer_tokens=8, engine_args=ENGINE | {"max_model_len": 512})
+    settings = DemoSettings(docs=folder, model=str(shallow), store=tmp_path / "store", json_file=tmp_path / "out.json",
+                            chunk_tokens=64, answer_tokens=8,
+                            engine_args=ENGINE | {"dtype": "float32", "max_model_len": 512})
     shown = StringIO()
     run_demo(settings, Console(file=shown, width=120))
     results = json.loads((tmp_path / "out.json").read_text())

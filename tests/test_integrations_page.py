@@ -32,10 +32,10 @@ def subjects() -> dict[str, Subject]:
 
 
 @pytest.fixture
-def subject(request: pytest.FixtureRequest, engine: Any, subjects: dict[str, Subject]) -> Subject:
+def subject(request: pytest.FixtureRequest, smollm2_engine: Any, subjects: dict[str, Subject]) -> Subject:
     name = request.param
     if name not in subjects or subjects[name].watch.engine is None:  # type: ignore[attr-defined]
-        subjects[name] = ours(name, engine=engine)
+        subjects[name] = ours(name, engine=smollm2_engine)
     return subjects[name]
 
 

@@ -40,9 +40,9 @@ PROMPTS: list[Any] = [prompt(0, 1), prompt(3, 2, 1), "Once upon a time", BlendPr
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def running(smollm2: Path) -> AsyncIterator[AsyncBlendEngine]:
+async def running(shallow: Path) -> AsyncIterator[AsyncBlendEngine]:
     config = BlendConfig(policies=("tests.engine.policies:Last",))
-    async with AsyncBlendEngine(str(smollm2), config=config, **SETTINGS) as engine:
+    async with AsyncBlendEngine(str(shallow), config=config, **SETTINGS) as engine:
         await engine.encode(PASSAGES)
         await engine.encode(PASSAGES[:1], prefix=SYSTEM)
         yield engine
@@ -252,10 +252,10 @@ async def test_an_error_of_the_worker_keeps_its_class(running: AsyncBlendEngine)
         await process.call("no_such_method")
 
 
-async def test_a_store_that_cannot_be_opened(smollm2: Path, tmp_path: Path) -> None:
+async def test_a_store_that_cannot_be_opened(shallow: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(StoreError, match="store_path"):
-        await AsyncBlendEngine(str(smollm2), config=BlendConfig(store_path=tmp_path / "file")).complete("x")
+        await AsyncBlendEngine(str(shallow), config=BlendConfig(store_path=tmp_path / "file")).complete("x")
 
 
 async def test_a_model_vllm_does_not_know(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ async def test_a_model_vllm_does_not_know(tmp_path: Path) -> None:
         await AsyncBlendEngine(str(tmp_path)).complete("x")
 
 
-async def test_what_stops_the_engines_process_at_its_start_is_told(smollm2: Path, tmp_path: Path) -> None:
-    engine = AsyncBlendEngine(str(without_weights(smollm2, tmp_path)), **SETTINGS)
+async def test_what_stops_the_engines_process_at_its_start_is_told(shallow: Path, tmp_path: Path) -> None:
+    engine = AsyncBlendEngine(str(without_weights(shallow, tmp_path)), **SETTINGS)
     with pytest.raises(ModelError, match="Cannot find any model weights"):
         await engine.complete("x")
     assert not engine.closed

@@ -27,9 +27,9 @@ QUESTIONS = [Question(f"What is said of number {number} here?",
 PROMPT = BlendPrompt("Answer from these.\n\n", *map(Chunk, PASSAGES[:3]), QUESTION)
 
 
-def test_a_search_over_real_answers(engine: BlendEngine) -> None:
+def test_a_search_over_real_answers(smollm2_engine: BlendEngine) -> None:
     stages: dict[str, int] = {}
-    found = calibrate(engine, QUESTIONS, Target(max_kl=3.0), families=FAMILIES[:1], ratios=(0.5,),
+    found = calibrate(smollm2_engine, QUESTIONS, Target(max_kl=3.0), families=FAMILIES[:1], ratios=(0.5,),
                       on_progress=lambda stage, done, total: stages.update({stage: done}))
     names = {p.setting.name: p for p in found.tuning}
     assert set(names) == {"none", "first", "first, moved", "query"}
@@ -64,7 +64,7 @@ def test_questions_about_documents_are_written_by_the_model(engine: BlendEngine)
         assert all(chunk.rstrip() in text for chunk in question.chunks)
 
 
-def test_engines_use_what_the_command_left_in_their_store(engine_pool: Any, smollm2: Path, tmp_path: Path,
+def test_engines_use_what_the_command_left_in_their_store(engine_pool: Any, shallow: Path, tmp_path: Path,
                                                           monkeypatch: Any) -> None:
     """The command itself, its search made short; then the same engine again, with what it found and without any."""
     engine_pool.close()
@@ -75,20 +75,20 @@ def test_engines_use_what_the_command_left_in_their_store(engine_pool: Any, smol
     data, target = tmp_path / "data.json", Target(max_kl=5)
     data.write_text(json.dumps([{"question": q.text, "ctxs": list(q.chunks)} for q in QUESTIONS]))
     console = Console(file=StringIO(), width=200)
-    found = command.run_calibrate(str(smollm2), tmp_path, Given(data, 10, target), target,
+    found = command.run_calibrate(str(shallow), tmp_path, Given(data, 10, target), target,
                                   BlendConfig(profile=False), console, arguments, tmp_path / "profile.json")
     assert found.chosen is not None
     [path] = (tmp_path / "profiles").iterdir()
     profile = load_profile(tmp_path, path.stem)
     assert profile is not None
-    assert (profile.model, profile.questions, profile.target) == (str(smollm2), 10, {"max_kl": 5})
+    assert (profile.model, profile.questions, profile.target) == (str(shallow), 10, {"max_kl": 5})
     assert profile.policy == found.chosen.setting.policy
     assert profile.curve == [p.to_dict() | {"policy": profile.curve[n]["policy"]} for n, p in enumerate(found.tuning)]
     assert "But not with these settings" in console.file.getvalue(), "where profile=False"
     assert (tmp_path / "profile.json").read_text() == path.read_text()
     Profile(**(vars(profile) | {"policy": None})).save(tmp_path)
     params = SamplingParams(temperature=0, max_tokens=2)
-    with BlendEngine(str(smollm2), config=BlendConfig(store_path=tmp_path), **arguments) as engine:
+    with BlendEngine(str(shallow), config=BlendConfig(store_path=tmp_path), **arguments) as engine:
         assert (engine.fingerprint, engine.policy) == (path.stem, Exact())
         engine.encode(PASSAGES[:3])
         [refused] = engine.generate(PROMPT, params)

@@ -27,6 +27,11 @@ def pieces(case: str, *, marked: bool = True) -> Iterator[str | Chunk]:
     yield f"{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.fixture
+def engine(smollm2_engine: BlendEngine) -> BlendEngine:
+    return smollm2_engine
+
+
 @pytest.fixture(scope="module")
 def stored() -> set[str]:
     """Names of the cases whose passages were encoded."""

@@ -19,7 +19,7 @@ from blendrag.runtime.model.rotation import NoRotation
 from blendrag.runtime.passes.probe import settle_rotations
 from tests.engine.together import worker_side
 
-LAYER = 20  # of SmolLM2's 30, which has 9 heads, 3 KV heads of size 64
+LAYER = 4  # of 8, which have 9 heads, 3 KV heads of size 64
 COMPONENT = torch.nn.functional.one_hot(torch.tensor(7), 192).view(3, 64)
 Change = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 

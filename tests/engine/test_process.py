@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import json
 import os
+import sys
 import psutil
 from blendrag import BlendConfig, BlendEngine, BlendPrompt, Chunk, SamplingParams
-from blendrag.errors import EngineClosedError
+from blendrag.errors import EngineClosedError, ModelError
 
 def use_in_a_fork(engine):
     reading, writing = os.pipe()
@@ -53,29 +56,6 @@ for number in range(2):
     found.append(dict(constructed=constructed, running=running, closed=resident(), new=new,
                       reused=output.stats.chunks_reused, forked=forked, again=len(again.token_ids)))
 print(json.dumps(found))
-"""
-
-
-def test_a_script_without_a_main_guard(own_process: Callable[..., str], smollm2: Path, tmp_path: Path) -> None:
-    printed = own_process(SCRIPT.format(model=str(smollm2), store=str(tmp_path / "store")))
-    first, second = json.loads(printed.splitlines()[-1])
-    assert (first["reused"], second["reused"]) == (1, 1)
-    assert (first["new"], second["new"]) == (True, False), "the second engine finds what the first one stored"
-    for engine in (first, second):
-        held = 2**30 + 500 * 2**20  # the paged cache and the weights
-        assert engine["running"] - engine["closed"] > 0.9 * held
-        assert engine["again"] == 2, "a fork leaves it alone"
-        closed, errors = engine["forked"]
-        assert closed
-        assert len(errors) == 2, "of the parent's engine, and of one that cannot start beside its remains"
-        assert all("start engines after the fork" in error for error in errors)
-    assert second["closed"] - first["closed"] < 150 * 2**20
-
-
-FAILING = """
-import sys
-from blendrag import BlendEngine, SamplingParams
-from blendrag.errors import ModelError
 
 settings = dict(dtype="float32", enforce_eager=True, max_model_len=512, kv_cache_memory_bytes=2**26)
 try:
@@ -88,11 +68,33 @@ raise LookupError("a fault of the program")
 """
 
 
-def test_a_program_that_fails_shows_its_own_fault(own_process: Callable[..., str], smollm2: Path,
-                                                  tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ended(own_process: Callable[..., tuple[str, str]], shallow: Path,
+          tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """What a script without a main guard printed, and what it wrote to standard error."""
+    folder = tmp_path_factory.mktemp("script")
+    broken = without_weights(shallow, tmp_path_factory.mktemp("broken"))
+    return own_process(SCRIPT.format(model=str(shallow), broken=str(broken), store=str(folder / "store")), exit_code=1)
+
+
+def test_a_script_without_a_main_guard(ended: tuple[str, str]) -> None:
+    first, second = json.loads(ended[0].splitlines()[-1])
+    assert (first["reused"], second["reused"]) == (1, 1)
+    assert (first["new"], second["new"]) == (True, False), "the second engine finds what the first one stored"
+    for engine in (first, second):
+        held = 2**30 + 200 * 2**20  # the paged cache and the weights
+        assert engine["running"] - engine["closed"] > 0.9 * held
+        assert engine["again"] == 2, "a fork leaves it alone"
+        closed, errors = engine["forked"]
+        assert closed
+        assert len(errors) == 2, "of the parent's engine, and of one that cannot start beside its remains"
+        assert all("start engines after the fork" in error for error in errors)
+    assert second["closed"] - first["closed"] < 150 * 2**20
+
+
+def test_a_program_that_fails_shows_its_own_fault(ended: tuple[str, str]) -> None:
     """An engine that could not start is left behind, and one that runs: vLLM's native threads would abort Python."""
-    broken = without_weights(smollm2, tmp_path)
-    lines = own_process(FAILING.format(model=str(smollm2), broken=str(broken)), exit_code=1).strip().splitlines()
+    lines = ended[1].strip().splitlines()
     assert any(line.startswith("refused: vLLM cannot start") for line in lines)
     assert lines[-1].endswith("LookupError: a fault of the program")
 
@@ -124,9 +126,9 @@ async def main():
 """
 
 
-def test_an_engines_process_that_is_killed_ends_what_waits_for_it(own_process: Callable[..., str],
-                                                                  smollm2: Path) -> None:
-    printed = own_process(ASYNC.format(model=str(smollm2), run='if __name__ == "__main__": asyncio.run(main())'))
+def test_an_engines_process_that_is_killed_ends_what_waits_for_it(own_process: Callable[..., tuple[str, str]],
+                                                                  shallow: Path) -> None:
+    printed, _ = own_process(ASYNC.format(model=str(shallow), run='if __name__ == "__main__": asyncio.run(main())'))
     ends = [line for line in printed.splitlines() if line.startswith("EngineClosedError")]
     assert len(ends) == 3
     assert all("the engine's process died" in line for line in ends)
@@ -171,16 +173,16 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_can_be_closed_from_any_event_loop_but_a_forks(own_process: Callable[..., str],
-                                                                smollm2: Path) -> None:
-    lines = own_process(LOOPS.format(model=str(smollm2))).splitlines()
+def test_an_engine_can_be_closed_from_any_event_loop_but_a_forks(own_process: Callable[..., tuple[str, str]],
+                                                                shallow: Path) -> None:
+    lines = own_process(LOOPS.format(model=str(shallow)))[0].splitlines()
     [fork] = [line for line in lines if line.startswith("fork")]
     assert fork.startswith("fork True the engine belongs to the process that this one was forked from")
     assert lines[-2:] == ["alive True", "closed True False False"]
 
 
-def test_a_missing_main_guard_is_named(own_process: Callable[..., str], smollm2: Path) -> None:
-    told = own_process(ASYNC.format(model=str(smollm2), run="asyncio.run(main())"), exit_code=1)
+def test_a_missing_main_guard_is_named(own_process: Callable[..., tuple[str, str]], shallow: Path) -> None:
+    _, told = own_process(ASYNC.format(model=str(shallow), run="asyncio.run(main())"), exit_code=1)
     last = told.strip().splitlines()[-1]
     assert "script.py, which does its work without a guard" in last
     assert 'put what the file does under `if __name__ == "__main__":`' in last

@@ -155,10 +155,10 @@ def test_a_policy_that_fails_costs_a_full_prefill_and_says_why(engine: BlendEngi
     assert_same([output], [one(engine, prompt(0, 1), blend=False, cache_salt=fresh())])
 
 
-def test_a_second_engine_is_refused_while_one_runs(engine: BlendEngine, smollm2: Path) -> None:
+def test_a_second_engine_is_refused_while_one_runs(engine: BlendEngine, shallow: Path) -> None:
     engine.generate("x", GREEDY)
     with pytest.raises(ModelError, match="close it first"):
-        BlendEngine(str(smollm2)).generate("x")
+        BlendEngine(str(shallow)).generate("x")
 
 
 def test_a_closed_engine_says_so(tmp_path: Path) -> None:
@@ -177,20 +177,20 @@ def test_a_model_vllm_does_not_know(engine_pool: Any, tmp_path: Path) -> None:
         BlendEngine(str(tmp_path)).generate("x")
 
 
-def test_a_store_that_cannot_be_opened_names_the_remedy(engine_pool: Any, smollm2: Path, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_opened_names_the_remedy(engine_pool: Any, shallow: Path, tmp_path: Path) -> None:
     engine_pool.close()
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(Exception, match="store_path"):
-        BlendEngine(str(smollm2), config=BlendConfig(store_path=tmp_path / "file")).generate("x")
+        BlendEngine(str(shallow), config=BlendConfig(store_path=tmp_path / "file")).generate("x")
 
 
-def test_an_engine_that_was_refused_leaves_the_running_one_alone(engine: BlendEngine, smollm2: Path) -> None:
+def test_an_engine_that_was_refused_leaves_the_running_one_alone(engine: BlendEngine, shallow: Path) -> None:
     before = engine.generate("Once upon a time", GREEDY)[0].text
     refused: list[Exception] = []
 
     def start() -> None:
         try:
-            BlendEngine(str(smollm2)).generate("x")
+            BlendEngine(str(shallow)).generate("x")
         except ModelError as error:
             refused.append(error)
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engine.two_ranks import CORES, compare
+
 
 @pytest.fixture(scope="module")
-def told(engine_pool: Any) -> list[dict[str, Any]]:
-    """What an engine of one rank and one of two ranks answer; in a process of its own, as ranks are processes."""
+def told(engine_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What an engine of one rank and one of two ranks answer."""
     engine_pool.close()
-    environment = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_OMP_THREADS_BIND"}
-    done = subprocess.run([sys.executable, "-m", "tests.engine.two_ranks", "--json"], check=False, env=environment,
-                          capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*CORES)
+        return compare(Path(tmp_path_factory.mktemp("ranks"), "model"))
 
 
 @pytest.mark.parametrize("policy", ["plain", "full", "query", "cacheblend"])
@@ -41,7 +37,7 @@ def test_the_quality_guard_finds_the_same_on_two_ranks(told: list[dict[str, Any]
     one, two = (found["quality"] for found in told)
     assert set(one) == set(two) == {"none", "query", "cacheblend"}
     for policy, (audited, kl, top1) in one.items():
-        assert two[policy] == [audited, pytest.approx(kl, rel=1e-2, abs=1e-6), top1]
+        assert two[policy] == (audited, pytest.approx(kl, rel=1e-2, abs=1e-6), top1)
         assert audited == 7
     assert one["none"][1] > 0.1 < one["query"][1]
 
@@ -71,7 +67,7 @@ def test_ranks_leave_behind_what_they_stored_before_a_reset_or_other_weights(tol
 
     What is missing is stored, and used the next time.
     """
-    stored, missing, outdated = ["", ""], ["not stored", ""], ["outdated", ""]
+    stored, missing, outdated = ("", ""), ("not stored", ""), ("outdated", "")
     for renamed in (told[0]["renamed"], told[1]["renamed"]):
         assert renamed["reset"] == [stored, missing, stored, stored]
     assert told[0]["renamed"]["reload"] == [stored, missing, stored, stored]

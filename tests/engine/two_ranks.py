@@ -1,11 +1,10 @@
-"""Compares an engine of two tensor-parallel ranks with one of one rank: `python -m tests.engine.two_ranks [--json]`.
+"""Compares an engine of two tensor-parallel ranks with one of one rank: `python -m tests.engine.two_ranks`.
 
 Runs on two GPUs of one host, or on two CPU cores.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -16,10 +15,12 @@ import torch
 
 from blendrag import BlendConfig, BlendEngine, SamplingParams
 from blendrag.errors import StoreError
-from tests.engine.families import FAMILIES, build
+from tests.engine.families import build, named
 from tests.engine.texts import PASSAGES, SYSTEM, layouts
 
 FIRST = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+CORES = ("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+"""A variable: unasked, vLLM wants a NUMA node for each rank."""
 BROKEN = ("present", "get", "put_all", "delete")
 POLICIES = ("plain", "full", "none", "query", "cacheblend")
 
@@ -132,13 +133,17 @@ def table(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
     return lines
 
 
+def compare(folder: Path) -> list[dict[str, Any]]:
+    """What an engine of one rank finds, and one of two; the model is written to a folder."""
+    model = build(named("Llama"), folder)
+    return [ask(model, ranks) for ranks in (1, 2)]
+
+
 def main() -> None:
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # unasked, vLLM wants a NUMA node for each rank
+    os.environ.setdefault(*CORES)
     with tempfile.TemporaryDirectory() as folder:
-        model = build(next(family for family in FAMILIES if family.name == "Llama"), Path(folder, "model"))
-        one, two = ask(model, ranks=1), ask(model, ranks=2)
-    lines = [json.dumps([one, two])] if "--json" in sys.argv else table(one, two)
-    sys.stdout.write("\n".join(lines) + "\n")
+        one, two = compare(Path(folder, "model"))
+    sys.stdout.write("\n".join(table(one, two)) + "\n")
 
 
 if __name__ == "__main__":

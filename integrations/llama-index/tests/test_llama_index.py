@@ -31,6 +31,12 @@ RENDERED = ("<|im_start|>system\nYou are brief.<|im_end|>\n<|im_start|>user\nSay
 
 
 @pytest.fixture
+def engine(smollm2_engine: BlendEngine) -> BlendEngine:
+    """One that writes what makes sense."""
+    return smollm2_engine
+
+
+@pytest.fixture
 def llm(engine: BlendEngine) -> BlendLLM:
     return BlendLLM(engine=engine, temperature=0, max_tokens=8)
 

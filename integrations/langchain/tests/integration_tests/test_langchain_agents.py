@@ -26,6 +26,12 @@ class River(BaseModel):
 
 
 @pytest.fixture
+def engine(smollm2_engine: BlendEngine) -> BlendEngine:
+    """One that writes what makes sense."""
+    return smollm2_engine
+
+
+@pytest.fixture
 def chat(engine: BlendEngine, hermes: str) -> ChatBlend:
     return ChatBlend(engine=engine, chat_template=hermes, temperature=0, max_tokens=12)
 

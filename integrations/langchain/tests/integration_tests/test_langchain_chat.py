@@ -24,6 +24,12 @@ QUESTION = "On which river does Dresden lie?"
 
 
 @pytest.fixture
+def engine(smollm2_engine: BlendEngine) -> BlendEngine:
+    """One that writes what makes sense."""
+    return smollm2_engine
+
+
+@pytest.fixture
 def chat(engine: BlendEngine) -> ChatBlend:
     return ChatBlend(engine=engine, temperature=0, max_tokens=12)
 

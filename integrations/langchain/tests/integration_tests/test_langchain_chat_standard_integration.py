@@ -11,6 +11,12 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_blendrag import ChatBlend
 
 
+@pytest.fixture
+def engine(smollm2_engine: BlendEngine) -> BlendEngine:
+    """One that writes what makes sense."""
+    return smollm2_engine
+
+
 class TestChatBlend(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
     def _parameters(self, engine: BlendEngine, hermes: str, request: pytest.FixtureRequest) -> None:

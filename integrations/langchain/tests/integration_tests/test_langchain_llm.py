@@ -22,6 +22,12 @@ QUESTION = "The capital of France is"
 
 
 @pytest.fixture
+def engine(smollm2_engine: BlendEngine) -> BlendEngine:
+    """One that writes what makes sense."""
+    return smollm2_engine
+
+
+@pytest.fixture
 def llm(engine: BlendEngine) -> BlendLLM:
     return BlendLLM(engine=engine, temperature=0, max_tokens=8)
 

@@ -21,6 +21,12 @@ from langchain_blendrag import BlendLLM, ChatBlend
 QUESTION = "What is the value of magic_function(3)? Use the tool."
 
 
+@pytest.fixture
+def engine(smollm2_engine: BlendEngine) -> BlendEngine:
+    """One that writes what makes sense."""
+    return smollm2_engine
+
+
 class Answer(BaseModel):
     """An answer."""
 
