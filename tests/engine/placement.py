@@ -48,11 +48,12 @@ def _errors(_worker: Any, ids: list[int]) -> list[list[float]]:
     tensor = torch.tensor(ids, device=model.device)
     stored = _Alone(model, tensor, 0)
     forward.run([stored])
+    entry = stored.entry()
     errors = []
     for at in (*PLACES, model.vllm_config.model_config.max_model_len - len(ids)):
         there = _Alone(model, tensor, at)
         forward.run([there])
-        placed = Context(model, at + len(ids), [(Placement(at, at + len(ids), "", exact=False), stored.entry())])
+        placed = Context(model, at + len(ids), [(Placement(at, at + len(ids), "", exact=False), entry)])
         errors.append([max(float((ours[at:] - fresh).abs().max() / fresh.abs().max())
                            for ours, fresh in zip(placed.layer(index), kv, strict=True))
                        for index, kv in enumerate(there.fresh)])

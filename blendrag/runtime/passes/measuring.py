@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 from typing import Any
@@ -92,6 +92,12 @@ class _MadeUp(Entries):
 
     def load(self, keys: Sequence[str], tokens: Sequence[int] | None = None) -> list[KVEntry | None]:
         return [self._entries[int(key)] for key in keys]
+
+    def ready(self, requests: Mapping[str, Mapping[str, int]], wait_s: float = 0) -> list[bool]:
+        return [True] * len(requests)
+
+    def release(self, request_id: str) -> None:
+        """Nothing was read for it."""
 
 
 @dataclass
