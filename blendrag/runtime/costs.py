@@ -65,6 +65,7 @@ class Costs:
         again: share of `place` that a pass after a scoring pass takes once more: 0 where the KV is kept, or 1.
         disk: of reading one token's KV from the disk tier.
         step_tokens: tokens that a forward takes (`max_num_batched_tokens`).
+        margin: a pass has to be estimated at less than this share of a full prefill.
     """
 
     vllm_floor: float
@@ -82,6 +83,7 @@ class Costs:
     again: float
     disk: float
     step_tokens: float
+    margin: float = 0.9
 
     def prefill(self, tokens: int, cached: int = 0) -> float:
         """Of computing `tokens` tokens behind `cached` ones in steps of vLLM, up to the first sampled token."""

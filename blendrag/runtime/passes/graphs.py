@@ -84,7 +84,7 @@ def capture_for_passes(vllm_config: Any) -> None:
     """Has vLLM capture graphs of the sizes of passes as well, unless the user chose the sizes."""
     compilation = vllm_config.compilation_config
     sizes, most = compilation.cudagraph_capture_sizes, vllm_config.scheduler_config.max_num_batched_tokens
-    if not compilation.cudagraph_mode.has_piecewise_cudagraphs() or list(sizes or ()) != _vllm_sizes(sizes):
+    if not sizes or not compilation.cudagraph_mode.has_piecewise_cudagraphs() or sizes != _vllm_sizes(sizes):
         return
     more = [size for size in _PASS_SIZES if sizes[-1] < size <= most]
     if more:

@@ -10,8 +10,6 @@ from blendrag.runtime.costs import Costs, PassWork, Scoring
 from blendrag.runtime.messages import Placement
 from blendrag.runtime.planning.placing import Plan
 
-_MARGIN = 0.9
-"""A pass has to be estimated at less than this share of a full prefill.  Estimates of passes were up to 15 % low."""
 _USUAL_RATIO = 0.15
 _READ_SHARE = 4
 """Where nothing was measured: reading a context in two passes takes as long as computing this fraction of its rows."""
@@ -61,7 +59,7 @@ class Gate:
         prefill_s = self.costs.prefill(max(1, plan.stats.prompt_tokens - cached), cached)
         keys = {placement.key for placement in plan.placements}
         blend_s = self.costs.blend(work_of(plan, self._num_layers, self._on_disk(keys), read))
-        quicker = _fewer_rows(plan, cached, read) if plan.always else blend_s < _MARGIN * prefill_s
+        quicker = _fewer_rows(plan, cached, read) if plan.always else blend_s < self.costs.margin * prefill_s
         return Decision(quicker, prefill_s, blend_s)
 
 
