@@ -87,3 +87,12 @@ def test_requests_and_their_tokens_are_counted_once(registry: CollectorRegistry,
         assert f'blendrag_{metric}_total{{engine="0",model_name="m",{label}}} {count}.0' in text
     both.reset()
     assert both.is_empty()
+
+
+def test_the_tokens_of_a_request_add_up_where_a_pass_replaces_what_was_cached() -> None:
+    counts = RequestCounts()
+    counts.add(BlendStats(prompt_tokens=100, reused_tokens=80, prefix_cached_tokens=64,
+                          chunks=[ChunkStats(0, 90, reused=True)]))
+    news = counts.news()
+    assert news is not None
+    assert news["tokens"] == {"reused": 80, "prefix cache": 20, "computed": 0}

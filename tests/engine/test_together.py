@@ -90,14 +90,20 @@ def filled(engine: BlendEngine, parts: list[str | Chunk], length: int) -> BlendP
     return BlendPrompt(*parts)
 
 
+def equal_parts(length: int) -> list[int]:
+    count = -(-length // ROWS)
+    size = -(-length // count)
+    return [size] * (count - 1) + [length - size * (count - 1)]
+
+
 def test_a_forward_has_rows_of_one_request_and_no_more_than_a_batch(short: BlendEngine) -> None:
     """So what a request gets does not depend on what else runs."""
     prompts = [prompt(0, 1), prompt(4, 5, 3, 2), prompt(2)]
     with watched(short) as seen:
         outputs = assert_full_equals_plain(short, prompts, greedy(4))
     lengths = [len(output.prompt_token_ids) - 1 for output in outputs]
-    expected = [rows for length in lengths for rows in [ROWS] * (length // ROWS) + [length % ROWS]]
-    assert seen.forwards == [(rows, 1) for rows in expected]
+    assert seen.forwards == [(rows, 1) for length in lengths for rows in equal_parts(length)]
+    assert max(rows for rows, _ in seen.forwards) <= ROWS
 
 
 @pytest.mark.parametrize("policy", ["full", "query"])

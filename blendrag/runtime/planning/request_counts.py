@@ -25,10 +25,10 @@ class RequestCounts:
 
     def add(self, stats: BlendStats) -> None:
         """Counts a request that has ended."""
+        others = stats.prompt_tokens - stats.reused_tokens
+        cached = min(stats.prefix_cached_tokens, others)  # a pass may replace what vLLM's prefix cache held
         self._requests[outcome(stats)] += 1
-        self._tokens["reused"] += stats.reused_tokens
-        self._tokens["prefix cache"] += stats.prefix_cached_tokens
-        self._tokens["computed"] += stats.prompt_tokens - stats.reused_tokens - stats.prefix_cached_tokens
+        self._tokens.update({"reused": stats.reused_tokens, "prefix cache": cached, "computed": others - cached})
 
     def news(self) -> dict[str, dict[str, int]] | None:
         """What was counted since the last call; None where that is nothing."""
