@@ -356,6 +356,8 @@ def abuse(
     model: Annotated[str, typer.Option(help="Path or name of a model, or smollm2 for the demo model.")] = "smollm2",
     size: Annotated[int, typer.Option(min=1000, help="Bytes of a body, about.")] = 1_000_000,
     max_model_len: Annotated[int, typer.Option(min=512, help="Longest prompt plus answer, in tokens.")] = 4096,
+    step_tokens: Annotated[int, typer.Option(
+        min=64, help="vLLM's max_num_batched_tokens; longer steps differ by more than what is looked for.")] = 256,
     attempts: Annotated[int, typer.Option(min=1, max=8, help="Of each body; the least times count.")] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file too.")] = None,
 ) -> None:
@@ -369,7 +371,7 @@ def abuse(
     from blendrag.models import resolve
 
     with BlendEngine(resolve(model), config=BlendConfig(populate="on_miss"), max_model_len=max_model_len,
-                     max_num_batched_tokens=max_model_len // 4, enforce_eager=True) as engine:
+                     max_num_batched_tokens=step_tokens, enforce_eager=True) as engine:
         kinds = zip(*(abuses(size, max_model_len // 4, attempt) for attempt in range(attempts)), strict=True)
         figures = [measure(engine, kind) for kind in kinds]
     Console(width=140).print(table(figures))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from blendrag.config import BlendConfig
@@ -43,7 +45,8 @@ class Rewriting:
             RequestError: the body asks for what makes no sense or is not allowed.
         """
         try:
-            body = json.loads(content)
+            with _no_collections():
+                body = json.loads(content)
         except (ValueError, RecursionError) as error:
             if tenant is not None:
                 raise RequestError("body", "the body is no JSON: send an object") from error
@@ -80,3 +83,18 @@ class Rewriting:
             if not self._readers:
                 self._readers.append(self._load())
             return self._readers[0]
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Within it Python looks for no garbage.
+
+    It would do so over and over while a large body becomes hundreds of thousands of lists, and nothing else could run.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
