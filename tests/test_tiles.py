@@ -71,3 +71,22 @@ def test_a_forward_that_runs_does_not_see_the_next_one():
     first = next(tiles)
     next(tiles)
     assert [part for _, part in first] == [Part(slice(0, 2), last=False)]
+
+
+def run(passes):
+    """Rows of the forwards that passes ask for, each of which takes a second, and what comes of them."""
+    forwards, seconds = [], None
+    while True:
+        try:
+            forwards.append(forward.rows_of(passes.send(seconds)))
+        except StopIteration as end:
+            return forwards, end.value
+        seconds = 1
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(0, []), (1, [1]), (8, [8]), (9, [5, 4]), (17, [6, 6, 5])])
+def test_the_passes_of_a_request_are_equal_parts(rows, sizes):
+    """Of no rows there is none: what a policy chose may come down to nothing."""
+    runner = forward.Forward.__new__(forward.Forward)
+    runner.pass_rows = 8
+    assert run(runner.passes(Rows(rows))) == (sizes, len(sizes))

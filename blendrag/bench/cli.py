@@ -356,8 +356,7 @@ def abuse(
     model: Annotated[str, typer.Option(help="Path or name of a model, or smollm2 for the demo model.")] = "smollm2",
     size: Annotated[int, typer.Option(min=1000, help="Bytes of a body, about.")] = 1_000_000,
     max_model_len: Annotated[int, typer.Option(min=512, help="Longest prompt plus answer, in tokens.")] = 4096,
-    step_tokens: Annotated[int, typer.Option(
-        min=64, help="vLLM's max_num_batched_tokens.")] = 1024,
+    step_tokens: Annotated[int, typer.Option(min=64, help="vLLM's max_num_batched_tokens.")] = 1024,
     attempts: Annotated[int, typer.Option(min=1, max=8, help="Of each body; the least times count.")] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file too.")] = None,
 ) -> None:

@@ -107,8 +107,8 @@ class Forward:
         # A multimodal model is compiled for embeddings and three-dimensional positions; text rows have neither.
         self._compiled = not (eager or model.vllm_config.model_config.is_multimodal_model
                               or model.vllm_config.compilation_config.mode == CompilationMode.NONE)
-        quantised = model.vllm_config.model_config.quantization is not None
-        self._clears_padding = quantised  # the scales of activations may be of all rows together
+        # The scales of quantised activations may be of all rows together, the padding's too.
+        self._clears_padding = model.vllm_config.model_config.quantization is not None
         self._graphs = graphs if self._compiled and not model.vllm_config.lora_config else None
         self._impls = [_SwappedImpl(self, index, layer) for index, layer in enumerate(model.layers)]
         self._running: list[tuple[Lane, Part, slice]] = []
@@ -121,7 +121,8 @@ class Forward:
     def passes(self, lane: Lane) -> Passes[float]:
         """The forwards of one lane, about equally long; returns the seconds that they took."""
         seconds, rows = 0.0, len(lane.positions)
-        for tile in tiles([lane], -(-rows // -(-rows // self.pass_rows))):
+        forwards = max(1, -(-rows // self.pass_rows))
+        for tile in tiles([lane], -(-rows // forwards)):
             seconds += yield tile
         return seconds
 
